@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import bench_results
 from kiln_bench import command, measure, shapes
@@ -232,3 +234,27 @@ def test_shapes_with_a_number_that_is_not_finite(capsys, tmp_path):
                         f'{{"forward": [{{"head_dim": 64, "heads": 8, "length": 64, "batch": 1, {text}}}]}}')  # fmt: skip
         code, _, err = bench(capsys, "--shapes", path)
         assert (code, err.count("\n")) == (2, 1) and "softcap is " in err
+
+
+def texts(document):
+    """Where the texts of a document stand: what holds each, and its key."""
+    for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+        if isinstance(value, str):
+            yield document, key
+        elif isinstance(value, (dict, list)):
+            yield from texts(value)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_kept_text_makes_a_terminal_do_anything(capsys, tmp_path, data):
+    found = bench_results.results()
+    for holder, key in [*texts(found)][2:]:
+        if data.draw(st.booleans()):
+            holder[key] += data.draw(st.sampled_from(["\x1b[2J", "\x9b31m", "\x07", "\ud800", "\r", "\u202e"]))
+    names = found["sides"]
+    names[data.draw(st.sampled_from([*names]))] += "\x1b]0;title\x07"
+    code, out, err = bench(capsys, "--from", bench_results.written(tmp_path, found), "--plot", tmp_path / "x.svg")
+    assert code in (0, 6) and (out + err).replace("\n", "").isprintable()
+    if code == 0:
+        assert (tmp_path / "x.svg").read_text("utf-8").replace("\n", "").isprintable()

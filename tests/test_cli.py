@@ -418,3 +418,17 @@ def test_help_begins_with_a_sentence_and_an_example(capsys, verb):
     first, empty, title, example, *rest = capsys.readouterr().out.splitlines()
     assert first[0].isupper() and first.endswith(".") and not empty and title in ("example:", "examples:")
     assert example.startswith(f"  kiln {' '.join(verb)}".rstrip()) and any(line.startswith("usage: ") for line in rest)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "list", "model", "verify", "report", "diff", "wheel", "coverage"])
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_name_of_a_file_stays_in_its_line(verb, locale, tmp_path):
+    name = os.fsencode(tmp_path) + b"/a\nkiln: whole\x1b[2J\xff.pack"
+    Path(os.fsdecode(name)).write_bytes(b"KILNPACK")
+    more = {"report": ["x.html"], "verify": ["--key", name], "diff": [name], "wheel": ["out"], "coverage": ["--model", name]}.get(verb, [])
+    done = subprocess.run(
+        [sys.executable, "-m", "kiln_build", verb, name, *more], capture_output=True, cwd=tmp_path, check=False,
+        env={**os.environ, "LC_ALL": locale, "PYTHONPATH": str(SOURCE)}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode not in (0, 1) and done.stderr.count(b"\n") == 1 and b"\x1b" not in done.stderr
+    assert b"a\\nkiln: whole\\x1b[2J" in done.stderr and not done.stdout

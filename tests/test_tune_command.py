@@ -396,3 +396,13 @@ def test_a_time_that_is_not_finite_is_named(tmp_path, capsys):
         code, out, err = tune(capsys, *words)
         assert (code, out, err.count("\n")) == (6, "", 1) and f"{path} is not JSON (rows[0].spread." in err
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_no_kept_text_makes_a_terminal_do_anything(tmp_path, capsys):
+    rows = rows_of([[1.0] * COUNT], bins=BINS[:1])
+    rows[0]["shape"]["softcap"] = "\x1b[2J"
+    code, out, err = tune(capsys, "--from", kept(tmp_path / "1.json", rows))
+    assert code in (0, 6) and "[2J" in out + err and (out + err).replace("\n", "").isprintable()
+    name = tmp_path / "a\nkiln: all is well\x1b[2J\udcff.json"
+    code, out, err = tune(capsys, "--from", name)
+    assert code == 7 and err.count("\n") == 1 and err[:-1].isprintable() and "a\\nkiln: all is well\\x1b[2J" in err

@@ -21,7 +21,7 @@ from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
 from kiln_recipe.console.spelling import say
-from kiln_recipe.errors import NotServed, UsageError, WrongResult
+from kiln_recipe.errors import NotServed, UsageError, WrongResult, escaped
 from kiln_recipe.suggest import nearest
 
 EXAMPLE = """\
@@ -144,7 +144,7 @@ def _keep(results: report.Results, arguments: argparse.Namespace) -> None:
 
 
 def _show(results: report.Results, arguments: argparse.Namespace) -> None:
-    print(_json(results) if arguments.json == _STDOUT else report.text(results))
+    print(_json(results) if arguments.json == _STDOUT else escaped(report.text(results)))
     if not arguments.plot:
         return
     if plot.panels(results):

@@ -18,7 +18,7 @@ from kiln_bench import report, shapes
 from kiln_bench.report import COPY, MADE_BY, Results
 from kiln_bench.shapes import Training
 from kiln_recipe.console.appear import write_whole
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import EnvironmentProblem, escaped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -218,7 +218,7 @@ def svg(drawn: Picture, begin: str = BEGIN) -> str:
         turned = f' transform="rotate(-90 {x} {y})"' if item.turned else ""
         anchor = "" if item.anchor == "start" else f' text-anchor="{item.anchor}"'
         size = _short_number(item.size)
-        text = f'<text x="{x}" y="{y}" font-size="{size}"{anchor}{turned}>{escape(item.text)}</text>'
+        text = f'<text x="{x}" y="{y}" font-size="{size}"{anchor}{turned}>{escape(escaped(item.text))}</text>'
         if follows_box:
             lines[-1] += text
         else:

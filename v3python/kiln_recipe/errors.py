@@ -19,11 +19,13 @@ class KilnError(RuntimeError):
 
     Attributes:
         exit_code: the command line's.
+        has_lines: it is a sentence and a list of lines below it, such as the variants that failed.
         status, status_name: the kiln_status of the C interface that says the same, as the package kiln has it; 0 where
             none does.
     """
 
     exit_code = 1
+    has_lines = False
     status = 0
     status_name = "KILN_OK"
 
@@ -66,6 +68,7 @@ class BuildFailed(KilnError):
     """Variants failed; the build made no release."""
 
     exit_code = 4
+    has_lines = True
 
 
 class ToolchainError(KilnError):
@@ -177,6 +180,7 @@ def cut(spelled: str, most: int = 80) -> str:
     return spelled if len(spelled) <= most else f"{spelled[: most - 3]}..."
 
 
-def escaped(text: str) -> str:
-    """The text for a terminal: what is not printable is spelled, "\\x1b"; its line breaks stay."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+def escaped(text: str, *, has_lines: bool = True) -> str:
+    """The text for a terminal: what is not printable is spelled, "\\x1b"; of a text that `has_lines` their breaks stay."""
+    kept = "\n" if has_lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)

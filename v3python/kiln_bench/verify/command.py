@@ -21,7 +21,7 @@ from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
 from kiln_recipe.console.tables import table
-from kiln_recipe.errors import EnvironmentProblem, NotServed, UsageError, WrongResult
+from kiln_recipe.errors import EnvironmentProblem, NotServed, UsageError, WrongResult, escaped
 from kiln_recipe.selection import values_of
 from kiln_recipe.suggest import nearest
 
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         found, left = _verified(arguments)
         shown = _shown(found, left, arguments.json)
-    print(shown)
+    print(escaped(shown))
     counts = found.document()["counts"]
     if counts["wrong"]:
         raise WrongResult(

@@ -17,7 +17,7 @@ from kiln_recipe import targets
 from kiln_recipe.console.spelling import say, spell_estimate
 from kiln_recipe.console.tables import plural, table_lines
 from kiln_recipe.console.usage import add_families, count, filled, one_of, path, selection
-from kiln_recipe.errors import EnvironmentProblem, ToolchainError
+from kiln_recipe.errors import EnvironmentProblem, ToolchainError, escaped
 from kiln_recipe.selection import CONFIGURATIONS, PROFILES
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ def run(arguments: argparse.Namespace) -> int:
     _print_counts(the_plan, times, jobs, shares)
     if arguments.variants:
         print()
-        print("\n".join(variant.name for variant in the_plan.variants))
+        print(escaped("\n".join(variant.name for variant in the_plan.variants)))
     if arguments.explain:
         for kernel in the_plan.kernels:
             print()
-            print(f"{_kernel_name(kernel)} on {kernel.target.name}")
-            print("\n".join(f"  {line}" for line in explain(kernel, shares)))
+            print(escaped(f"{_kernel_name(kernel)} on {kernel.target.name}"))
+            print(escaped("\n".join(f"  {line}" for line in explain(kernel, shares))))
     return 0
 
 
@@ -268,7 +268,7 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> N
         )
     if all(line[-1] == "-" for line in table[1:]):
         table = [line[:-1] for line in table]
-    print("\n".join(table_lines(table[0], table[1:], _NUMBERS)))
+    print(escaped("\n".join(table_lines(table[0], table[1:], _NUMBERS))))
     total = sum(row.seconds for row in rows)
     variants, on = plural(len(the_plan.variants), "variant"), plural(len(the_plan.targets), "target")
     print(

@@ -11,7 +11,7 @@ from kiln_build.options.words import check_there
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError, escaped
 
 if TYPE_CHECKING:
     from kiln_build.difference.side import Side
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(gather.document(report))
     else:
-        print(f"wrote {output}")
+        print(escaped(f"wrote {output}"))
     return 0
 
 

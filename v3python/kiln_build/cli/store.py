@@ -15,7 +15,7 @@ from kiln_build.options import options
 from kiln_build.options.words import check_store, scheme_of
 from kiln_recipe.console import spelling
 from kiln_recipe.console.usage import filled, one_of
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError, escaped
 
 if TYPE_CHECKING:
     from kiln_build.cache.traffic import Traffic
@@ -167,7 +167,7 @@ def _keys(word: str) -> list[str]:
 
 
 def _print(arguments: argparse.Namespace, result: StoreInfo | Collected | Verified | Traffic, text: str) -> None:
-    print(json.dumps(asdict(result), indent=2) if arguments.json else text, file=sys.stdout)
+    print(json.dumps(asdict(result), indent=2) if arguments.json else escaped(text), file=sys.stdout)
 
 
 def _open(word: str | None) -> Store:

@@ -49,7 +49,7 @@ def guarded(half: Callable[[Interruption], int], log_json: str | None = None) ->
     except Exception as error:  # a defect of ours
         log_failure(log_json, f"{type(error).__name__}: {error}", KilnError.exit_code)
         raise
-    say(str(problem))
+    say(str(problem), has_lines=problem.has_lines)
     log_failure(log_json, str(problem), problem.exit_code)
     return problem.exit_code
 

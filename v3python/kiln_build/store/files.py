@@ -37,7 +37,7 @@ import zstandard
 
 from kiln_build.base.folder import SharedFolder, Unreadable
 from kiln_build.store.store import StoredImage
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, escaped
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Earlier(msgspec.Struct, frozen=True):
 
 def print_warning(text: str) -> None:
     """To standard error."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(escaped(f"warning: {text}", has_lines=False), file=sys.stderr, flush=True)
 
 
 class StoreFiles:

@@ -44,7 +44,7 @@ def guarded(run: Callable[[list[str]], int], words: Sequence[str]) -> int:
         finally:
             sys.stdout.flush()  # what a command found stands before the sentence of what is wrong with it
     except KilnError as error:
-        say(str(error))
+        say(str(error), has_lines=error.has_lines)
         return error.exit_code
     except MemoryError:
         say(f"memory ran out in `kiln {words[0]}`; give it more, or a smaller file")

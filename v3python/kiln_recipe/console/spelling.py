@@ -9,12 +9,16 @@ from kiln_recipe.errors import EnvironmentProblem, escaped, forget_output
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def say(text: str) -> None:
-    """One line for the user; standard output is for results only. Never fails: the exit code still counts."""
+def say(text: str, *, has_lines: bool = False) -> None:
+    """One line for the user; standard output is for results only. Never fails: the exit code still counts.
+
+    Args:
+        has_lines: its line breaks are our own; else they are those of a name, and are spelled.
+    """
     if not sys.stderr:  # a parent may have closed it; `print` would take standard output then
         return
     try:
-        print(escaped(f"kiln: {text}"), file=sys.stderr, flush=True)
+        print(escaped(f"kiln: {text}", has_lines=has_lines), file=sys.stderr, flush=True)
     except OSError:
         forget_output()
 
