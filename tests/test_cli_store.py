@@ -203,6 +203,28 @@ def test_push_stats_and_pull(tmp_path, store, cached, capsys, monkeypatch):
     assert all(copy.load(copy.get(f"{n:064x}")) == store.load(store.get(f"{n:064x}")) for n in (0, 1))
 
 
+@pytest.mark.parametrize("action", ["push", "stats", "pull"])
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_cache_that_is_gone_is_a_sentence(tmp_path, store, cached, capsys, action, more):
+    url = cached.url
+    cached.__exit__(None, None, None)
+    (tmp_path / "keys").write_text(f"{0:064x} {7:064x}")
+    place = tmp_path / "new" if action == "pull" else store.root
+    words = ["--store", str(place), "--cache", url, "--keys", str(tmp_path / "keys"), *more]
+    assert main(["store", action, *words]) == 7
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1].startswith(f"kiln: the cache {url} did not do all that was asked of it: ")
+    assert json.loads(out)["problem"] if more else out.startswith(url) and out.count("\n") == 1
+
+
+def test_a_new_store_is_called_as_it_was_given(tmp_path, cached, capsys):
+    (tmp_path / "keys").write_text(f"{0:064x}")
+    (tmp_path / "file").touch()
+    words = ["--store", str(tmp_path / "file"), "--cache", cached.url, "--keys", str(tmp_path / "keys")]
+    assert main(["store", "pull", *words]) == 7
+    assert f"kiln: --store={tmp_path}/file is a file; give a folder" in capsys.readouterr().err
+
+
 def test_who_signs_believes_nothing_unsigned_and_replaces_it(tmp_path, store, cached, capsys, monkeypatch):
     monkeypatch.setattr(judge, "contradictions", lambda *_: ())
     keys = minisign_keys.make(tmp_path)
@@ -226,7 +248,8 @@ def test_who_signs_believes_nothing_unsigned_and_replaces_it(tmp_path, store, ca
 def test_a_cache_that_fails_is_an_exit_code(store, cached, capsys):
     cached.faults.status = 500
     assert main(["store", "push", "--store", str(store.root), "--cache", cached.url]) == 7
-    assert "0 sent (0 bytes), 3 not sent; 3 requests failed, the last by it answered " in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "0 sent (0 bytes), 3 not sent" in out and ": 3 requests failed, the last by it answered " in err
     assert main(["store", "stats", "--store", str(store.root), "--cache", cached.url]) == 7
     assert f"{cached.url} has 0 of 3 images, and did not answer for 3; 3 requests " in capsys.readouterr().out
 
@@ -264,7 +287,7 @@ def test_secrets_come_from_a_file_or_a_variable_and_are_not_printed(tmp_path, st
     monkeypatch.delenv("KILN_CACHE_TOKEN")
     assert main(words) == 7
     output = capsys.readouterr()
-    assert "it wants other credentials" in output.out and "t0p-s3cret" not in output.out + output.err
+    assert "it wants other credentials" in output.err and "t0p-s3cret" not in output.out + output.err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from kiln_build import cli
+from kiln_build.cli import ledger as cli_ledger
 from kiln_build.difference.images import Facts, Place, Was, Worse
 from kiln_build.farm import farm
 from kiln_build.farm.options import FarmOptions
@@ -24,7 +26,7 @@ from kiln_build.ledger.file import Line
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
 from kiln_recipe.console.progress import Progress
-from kiln_recipe.errors import EnvironmentProblem, Interrupted, LedgerError, RecipeError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, Interrupted, LedgerError, RecipeError
 from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -566,7 +568,47 @@ def test_a_malformed_ledger_is_one_sentence(tiny):
     tiny.file().parent.mkdir(parents=True)
     tiny.file().write_text("<<<<<<< HEAD\n")
     said = tiny(at="sm_90")
-    assert said.code == LedgerError.exit_code and "sm_90.txt:1: '<<<<<<< HEAD' is not a line of a ledger" in said.err
+    assert said.code == ArtifactError.exit_code and "sm_90.txt:1: '<<<<<<< HEAD' is not a line of a ledger" in said.err
+
+
+@pytest.mark.parametrize("content", [b"", b"ledger 1: tiny on sm_90\n", b"\xff\xfe"])
+def test_a_damaged_ledger_is_6(tiny, content):
+    tiny.file().parent.mkdir(parents=True)
+    tiny.file().write_bytes(content)
+    for words in ([], ["--update"]):
+        said = tiny(*words, at="sm_90")
+        assert (said.code, said.out, said.err.count("\n")) == (6, "", 1) and f"kiln: {tiny.file()}:1: " in said.err
+
+
+def test_a_folder_that_is_not_there_is_named(tiny, capsys, tmp_path):
+    for words in ([], ["--update", "--store", str(tiny.store)]):
+        assert cli.main(["ledger", "--ledger", str(tmp_path / "nowhere"), *words]) == 7
+        assert f"kiln: --ledger {tmp_path}/nowhere is not a folder; give one with" in capsys.readouterr().err
+
+
+def test_a_store_is_called_as_it_was_given(tiny, tmp_path, capsys, monkeypatch):
+    (place := tmp_path / "file").touch()
+    words = ["--recipe", f"{tiny.folder}/recipe.yaml", "--ledger", str(tiny.ledger), "--targets", "sm_90", "--update"]
+    monkeypatch.setenv("KILN_STORE", str(place))
+    for name, more in (("--store", ["--store", str(place)]), ("KILN_STORE", [])):
+        assert cli.main(["ledger", *words, *more]) == 7
+        assert f"kiln: {name}={place} is a file; give a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, EnvironmentProblem("the disk is full")])
+def test_nothing_is_left_of_a_run_that_ends_early(tiny, tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    for place in ((cli_ledger, "_with_heap"), (farm, "run"), (FarmOptions, "of")):
+        with monkeypatch.context() as broken:
+            broken.setattr(*place, fail)
+            if place[1] == "run":
+                broken.setattr(ledger.Update, "run", fail)
+            assert tiny("--update", at="sm_90").code in (7, 130)
+        assert not [*(tmp_path / "tmp").iterdir()]
 
 
 def test_places_of_equal_headings_are_kept_apart():

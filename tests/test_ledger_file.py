@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from kiln_build.difference.images import Facts, Place, Was, former, measures
 from kiln_build.ledger import file as ledger_file
 from kiln_build.ledger.file import Ledger, Line
-from kiln_recipe.errors import LedgerError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, LedgerError
 
 words = st.text("abcXYZ_019", min_size=1, max_size=6).filter(lambda word: word not in ("none", "keys"))
 settings = st.lists(st.tuples(words, words), max_size=3).map(lambda pairs: " ".join(f"{n}={v}" for n, v in pairs))
@@ -69,9 +71,9 @@ def test_whatever_else_is_a_sentence(noise, row, cut):
     text = "\n".join(rows)
     try:
         assert ledger_file.render(ledger_file.parse(text, "some/file")) == text
-    except LedgerError as error:
+    except (ArtifactError, LedgerError) as error:
         assert str(error).startswith("some/file:") and "\n" not in str(error)
-        assert error.exit_code == 9
+        assert error.exit_code == (9 if "out of order" in str(error) else 6)
 
 
 def place(head_dim: int, block: int, specialization: str = "aligned") -> Place:
@@ -140,7 +142,7 @@ def test_shares_of_modelled_targets():
         433, None, 0,
     ]  # fmt: skip
     assert found.lines[place(64, 128)].was == Was(128, 0, 2, 481)
-    with pytest.raises(LedgerError, match="x:7: the line has not as many numbers as there are columns"):
+    with pytest.raises(ArtifactError, match="x:7: the line has not as many numbers as there are columns"):
         ledger_file.parse(WITH_SHARES.replace("    ?  ", "  ", 1), "x")
 
 
@@ -175,7 +177,7 @@ def test_a_share_is_worse_beyond_what_phases_change(before, after, is_worse):
 )
 def test_mistakes(old, new, sentence):
     text = TEXT.replace(old, new, 1) if sentence else "<<<<<<< HEAD\n" + TEXT
-    with pytest.raises(LedgerError) as caught:
+    with pytest.raises(ArtifactError) as caught:
         ledger_file.parse(text, "x")
     assert str(caught.value).startswith(sentence or "x:1: '<<<<<<< HEAD'")
 
@@ -206,8 +208,18 @@ def test_a_configuration_that_gained_or_lost_settings_is_the_same():
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path):
     assert ledger_file.read(tmp_path / "x.txt") is None
-    (tmp_path / "x.txt").write_bytes(b"\xff")
-    from kiln_recipe.errors import EnvironmentProblem
-
-    with pytest.raises(EnvironmentProblem, match=r"x.txt cannot be read"):
+    (tmp_path / "x.txt").mkdir()
+    with pytest.raises(EnvironmentProblem, match=r"x.txt cannot be read .Is a directory.; restore"):
         ledger_file.read(tmp_path / "x.txt")
+
+
+@given(st.integers(0, len(TEXT) - 1), st.sampled_from([b"", b"\xff", b"\x00"]))
+def test_a_file_that_was_cut_or_is_no_text_is_damaged(at, then):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "x.txt")
+        path.write_bytes(TEXT.encode()[:at] + then)
+        with pytest.raises((ArtifactError, LedgerError)) as caught:
+            ledger_file.read(path)
+    assert str(caught.value).startswith(f"{path}:") and "\n" not in str(caught.value)
+    # Without its last end of line alone, all that it says is there.
+    assert caught.value.exit_code == (9 if (at, then) == (len(TEXT) - 1, b"") else 6)

@@ -116,6 +116,30 @@ def test_another_release_of_that_name_stays(tmp_path, capsys):
     assert (tmp_path / tarball.name).read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["select", "{tarball}", "{tmp}/a/b", "--target", "gfx1100"],
+        ["select", "{tarball}", "{tmp}/a/b", "--select", "dtype=fp8"],
+        ["merge", "{tarball}", "{tarball}", "{tmp}/a/b"],
+        ["split", "{damaged}", "{tmp}/a/b"],
+        ["select", "{damaged}", "{tmp}/a/b", "--target", "sm_90"],
+        ["apply", "{tarball}", "{damaged}", "{tmp}/a/b"],
+        ["wheel", "{damaged}", "{tmp}/a/b"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_nothing_is_left_of_what_is_refused(words, tmp_path):
+    tarball, damaged = small_release().tarball, tmp_path / small_release().tarball.name
+    damaged.write_bytes(tarball.read_bytes()[:-2000])
+    for there in ([], ["a"], ["a", "a/b"]):
+        if there:
+            (tmp_path / there[-1]).mkdir()
+        assert cli.main([word.format(tarball=tarball, damaged=damaged, tmp=tmp_path) for word in words]) in (2, 6, 7)
+        left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} - {damaged.name}
+        assert left == {*there}
+
+
 def test_an_output_that_leads_in_a_circle(tmp_path, capsys):
     circle = tmp_path / "circle"
     circle.symlink_to(circle)

@@ -21,6 +21,7 @@ from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
 from kiln_recipe.console.spelling import say
+from kiln_recipe.console.tables import few
 from kiln_recipe.errors import NotServed, UsageError, WrongResult, escaped
 from kiln_recipe.suggest import nearest
 
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
         if kept:
             _show(kept, arguments)
     if sentences := report.wrong(kept) if kept else []:
-        raise WrongResult(f"{len(sentences)} results of Kiln's are wrong: {'; '.join(sentences)}")
+        raise WrongResult(f"{len(sentences)} results of Kiln's are wrong: {few(sentences)}")
     if not kept or not report.has_figures(kept):
         raise NotServed("no call was served, or there was no time for one; the lines above say why")
     return 0

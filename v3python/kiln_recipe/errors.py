@@ -78,7 +78,7 @@ class ToolchainError(KilnError):
 
 
 class ArtifactError(KilnError):
-    """A pack, tarball, image or store entry is truncated, corrupt or has another format."""
+    """A pack, tarball, image, store entry, ledger or file of kept results is truncated, corrupt or has another format."""
 
     exit_code = 6
 

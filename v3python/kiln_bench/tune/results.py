@@ -17,7 +17,7 @@ from kiln_bench.tune.measure import loss, winner
 from kiln_bench.tune.session import MADE_BY, RIGHT, Session
 from kiln_recipe.console.appear import write_whole
 from kiln_recipe.console.spelling import say
-from kiln_recipe.console.tables import table
+from kiln_recipe.console.tables import few, table
 from kiln_recipe.errors import NotServed, WrongResult, escaped
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def refusals(session: Session) -> list[str]:
     calls = collections.Counter(row["why"] for row in session.refused)
     for why, count in calls.items():
         named = [_title(row) for row in session.refused if row["why"] == why]
-        found.append(f"{count} of {len(session.done) + len(session.refused)} calls refused: {why} ({'; '.join(named)})")
+        found.append(f"{count} of {len(session.done) + len(session.refused)} calls refused: {why} ({few(named)})")
     images = collections.Counter(
         (title.partition(":")[0], why) for row in session.rows for title, why in row.get("refused", {}).items()
     )
@@ -95,9 +95,8 @@ def refusals(session: Session) -> list[str]:
 
 def _judge(wanted: Wanted, recipe: Recipe, session: Session) -> None:
     rows = session.rows
-    wrong = dict.fromkeys(f"{name}: {why}" for row in rows for name, why in row["wrong"].items())
-    if wrong:
-        raise WrongResult(f"images gave wrong results: {'; '.join(wrong)}")
+    if wrong := [f"{name}: {why}" for row in rows for name, why in row["wrong"].items()]:
+        raise WrongResult(f"images gave wrong results: {few(wrong)}")
     if not rows:
         raise NotServed(
             "no call could be run by more than one image, so there is nothing to choose; build the release with "
@@ -107,7 +106,7 @@ def _judge(wanted: Wanted, recipe: Recipe, session: Session) -> None:
     if wanted.is_check and slow:
         raise NotServed(
             f"{len(slow)} of {len(rows)} take more than {LARGEST_LOSS:.0%} longer than they could: "
-            f"{'; '.join(dict.fromkeys(map(_title, slow)))}"
+            f"{few(map(_title, slow))}"
         )
     if wanted.against is not None:
         with kept.understood("the file of --against", RIGHT):
@@ -141,7 +140,7 @@ def _alike(of: str, what: str, named: Sequence[tuple[str, float]]) -> tuple[str,
     share = 1 - len(apart) / len(named)
     sentence = f"in {share:.1%} of {of} the fastest {what} is within {ALIKE:.0%} of the fastest of the other run"
     if share < LEAST_ALIKE:
-        return f"{sentence}, which is less than {LEAST_ALIKE:.0%}; not in {'; '.join(apart)}", False
+        return f"{sentence}, which is less than {LEAST_ALIKE:.0%}; not in {few(apart)}", False
     return sentence, True
 
 

@@ -39,11 +39,7 @@ class Traffic:
     problem: str
 
     def spell(self) -> str:
-        """A line for users."""
-        return self._said() + (f"; {self.problem}" if self.problem else "")
-
-    def _said(self) -> str:
-        """What was counted."""
+        """A line for users: what was counted."""
         raise NotImplementedError
 
 
@@ -62,7 +58,7 @@ class Pushed(Traffic):
     bytes: int
     not_sent: int
 
-    def _said(self) -> str:
+    def spell(self) -> str:
         return (
             f"{self.cache}: {plural(self.images, 'image')}, {self.there} already there, {self.sent} sent "
             f"({spell_size(self.bytes)}), {self.not_sent} not sent"
@@ -85,7 +81,7 @@ class Pulled(Traffic):
     not_fetched: int
     unusable: int
 
-    def _said(self) -> str:
+    def spell(self) -> str:
         text = f"{self.cache}: {plural(self.images, 'image')}, {self.there} already in the store, {self.fetched} "
         text += f"fetched ({spell_size(self.bytes)}), {self.not_fetched} not fetched"
         return text + (f", {self.unusable} of them unusable" if self.unusable else "")
@@ -105,7 +101,7 @@ class Counted(Traffic):
     missing: int
     unknown: int
 
-    def _said(self) -> str:
+    def spell(self) -> str:
         text = f"{self.cache} has {self.there} of {plural(self.images, 'image')}"
         return text + (f", and did not answer for {self.unknown}" if self.unknown else "")
 

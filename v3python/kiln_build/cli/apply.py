@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     from kiln_recipe.console.progress import make_progress
 
     before = reader.open_tarball(Path(arguments.before), _RIGHT, takes_part=True)
-    with make_progress() as progress:
-        made = apply.apply(before, Path(arguments.delta), output_folder(arguments.output), progress)
+    with output_folder(arguments.output) as output, make_progress() as progress:
+        made = apply.apply(before, Path(arguments.delta), output, progress)
     if arguments.json:
         print_json({"file": str(made), "bytes": made.stat().st_size, "sha256": digests.of_file(made)})
     else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from kiln_build.base import ROOT
 from kiln_build.options import options, words
 from kiln_recipe import targets
 from kiln_recipe.console.usage import count, filled, path, selection
-from kiln_recipe.errors import LedgerError, UsageError
+from kiln_recipe.errors import EnvironmentProblem, LedgerError, UsageError
 
 if TYPE_CHECKING:
     from kiln_build.farm.options import FarmOptions
@@ -98,6 +99,8 @@ def check(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--{option} is for {' and '.join(f'--{action}' for action in what)} alone")
     if arguments.targets:
         targets.parse(arguments.targets)
+    elif not arguments.ledger.is_dir():  # with names of targets a new one may be made, or is said to lack all
+        raise EnvironmentProblem(f"--ledger {arguments.ledger} is not a folder; give one with a ledger, as ledger/ is")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -179,38 +182,32 @@ def _with_heap(chain: Toolchain, asked: Iterable[targets.Target], folder: Path) 
     return native.with_heap(chain, asked, ROOT, native.own_zig(folder / "zig"), folder / "lib")
 
 
-class _scratch:
-    """A folder for logs, compilers' temporary files and libraries, and a store; with logs in it, these stay, for
-    failures name them."""
+@contextlib.contextmanager
+def _scratch(asked: options.BuildVariables, jobs: int | None) -> Iterator[tuple[FarmOptions, Path]]:
+    """A folder for logs, compilers' temporary files and libraries, and a store. It goes again, but for logs with
+    something in them: failures name these."""
+    import shutil
 
-    def __init__(self, asked: options.BuildVariables, jobs: int | None) -> None:
-        self._asked, self._jobs = asked, jobs
+    from kiln_build.farm.options import FarmOptions
 
-    def __enter__(self) -> tuple[FarmOptions, Path]:
-        from kiln_build.farm.options import FarmOptions
-
-        self._folder = Path(tempfile.mkdtemp(prefix="kiln-ledger-"))
-        asked = replace(self._asked, jobs=self._jobs or self._asked.jobs)
-        return FarmOptions.of(asked, self._folder), self._folder
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        import shutil
-
-        is_named = kind or any(self._folder.glob("logs/*"))
+    folder = Path(tempfile.mkdtemp(prefix="kiln-ledger-"))
+    try:
+        yield FarmOptions.of(replace(asked, jobs=jobs or asked.jobs), folder), folder
+    finally:
+        is_named = any(log.stat().st_size for log in folder.glob("logs/*"))
         for name in ("tmp", "store", "zig", "lib") if is_named else ("",):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _store(word: str | None, usual: str | None) -> str | Path:
     from kiln_build.store.files import find_store
-    from kiln_recipe.errors import EnvironmentProblem
 
     named = word or usual
     if not named:
         raise UsageError(
             "no store given; use --store FOLDER, or set KILN_STORE, to a store, a build's workspace or a new folder"
         )
-    place = words.check_store(named, Path.cwd())
+    place = words.check_store(named, Path.cwd(), "--store" if word else "KILN_STORE")
     try:
         return place if words.scheme_of(place) else find_store(Path(place))
     except EnvironmentProblem:  # none yet: the first image makes it

@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = [reader.open_tarball(Path(word), _RIGHT, takes_part=True) for word in arguments.part]
     parts = ["part" in release.manifest for release in given]
     if all(parts):
-        with make_progress() as progress:
-            made = join.join(given, output_folder(arguments.output), progress)
+        with output_folder(arguments.output) as output, make_progress() as progress:
+            made = join.join(given, output, progress)
     elif any(parts):
         part, release = (given[parts.index(is_part)].path for is_part in (True, False))
         raise UsageError(f"{part} is a part of a release, and {release} is a whole one; give {_RIGHT}")
@@ -81,8 +81,7 @@ def _built(given: Sequence[Release], arguments: argparse.Namespace) -> Path:
     from kiln_build.parts import hosts
 
     hosts.check(given)
-    output = output_folder(arguments.output)
     workspace = arguments.workspace and arguments.workspace.resolve()
-    with tempfile.TemporaryDirectory(prefix="kiln-merge-") as folder:
+    with output_folder(arguments.output) as output, tempfile.TemporaryDirectory(prefix="kiln-merge-") as folder:
         sources = hosts.Sources(arguments.source, arguments.input.resolve())
         return hosts.merge(given, output, Path(folder), workspace or Path(folder) / "build", sources, os.environ)

@@ -50,9 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     from kiln_recipe.console.progress import make_progress
 
     release = reader.open_tarball(Path(arguments.tarball))
-    output = output_folder(arguments.output)
     wanted = [target.name for word in arguments.target or () for target in targets.parse(word)]
-    with make_progress() as progress:
+    with output_folder(arguments.output) as output, make_progress() as progress:
         made = smaller.select(release, wanted, arguments.select, output, progress)
     if arguments.json:
         print_json(_document(made, smaller.targets_of(made)))

@@ -84,9 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
         rpm.check()
     release = reader.open_tarball(Path(arguments.tarball))
     key = secret.read_key(arguments.sign, arguments.password) if arguments.sign else None
-    output = output_folder(arguments.output)
     rows = []
-    with make_progress() as progress, cut.laid_out(release, output) as parts:
+    with (
+        output_folder(arguments.output) as output,
+        make_progress() as progress,
+        cut.laid_out(release, output) as parts,
+    ):
         for part in parts:
             progress.message(f"packing the part {part.name}")
             made = _write(part, output, arguments)

@@ -128,22 +128,26 @@ def _with_cache(arguments: argparse.Namespace) -> int:
     asked = options.make_absolute(replace(asked, store=None, recipes=(), log_json=None), Path.cwd(), called)
     if not asked.cache:
         raise UsageError(f"`kiln store {arguments.action}` needs a cache; name it with --cache ADDRESS or KILN_CACHE")
-    word = arguments.store or os.environ.get("KILN_STORE")
-    local = _open(word) if arguments.action != "pull" or not word else _open_or_make(word)
+    word, name = arguments.store or os.environ.get("KILN_STORE"), "--store" if arguments.store else "KILN_STORE"
+    local = _open(word) if arguments.action != "pull" or not word else _open_or_make(word, name)
     keys = _keys(arguments.keys) if arguments.keys else None
     with make_progress() as progress:
         made = traffic.ACTIONS[arguments.action](local, asked.cache, read_access(asked), keys, progress)
     _print(arguments, made, made.spell())
-    return EnvironmentProblem.exit_code if made.problem else 0
+    if made.problem:
+        raise EnvironmentProblem(
+            f"the cache {made.cache} did not do all that was asked of it: {made.problem}; mend that, or name another"
+        )
+    return 0
 
 
-def _open_or_make(word: str) -> Store:
+def _open_or_make(word: str, name: str) -> Store:
     from kiln_build.store.stores import open_store
 
     try:
         return _open(word)
     except EnvironmentProblem:
-        return open_store(check_store(word, Path.cwd()))
+        return open_store(check_store(word, Path.cwd(), name))
 
 
 def _keys(word: str) -> list[str]:

@@ -37,7 +37,7 @@ from typing import NoReturn
 
 from kiln_build.difference.images import Facts, Place, Was, measures
 from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import EnvironmentProblem, LedgerError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, LedgerError
 
 DIGITS = 12  # of a key
 _IN_A_ROW = 9  # keys
@@ -90,14 +90,17 @@ def read(path: Path, in_order: bool = True) -> Ledger | None:
 
     Raises:
         EnvironmentProblem: it cannot be read.
-        LedgerError: it is not as `write` writes it; the sentence begins with file:line.
+        ArtifactError: it is damaged; the sentence begins with file:line.
+        LedgerError: its lines are out of order.
     """
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentProblem(f"{path} cannot be read ({error}); restore it from git")
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); restore it from git") from error
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"{path}:1: is not a ledger: it is not UTF-8 ({error.reason}); restore it from git") from error
     return parse(text, str(path), in_order)
 
 
@@ -146,7 +149,8 @@ def parse(text: str, name: str, in_order: bool = True) -> Ledger:
         in_order: see `read`.
 
     Raises:
-        LedgerError: it is anything else.
+        ArtifactError: it is anything else.
+        LedgerError: but for the order of its lines, it is one.
     """
     parser = _Parser(name)
     for number, line in enumerate(text.splitlines(), 1):
@@ -285,7 +289,7 @@ class _Parser:
         return found
 
     def fail(self, sentence: str) -> NoReturn:
-        raise LedgerError(f"{self.name}:{max(self.number, 1)}: {sentence}; restore the file from git")
+        raise ArtifactError(f"{self.name}:{max(self.number, 1)}: {sentence}; restore the file from git")
 
 
 def short(key: str) -> str:

@@ -115,7 +115,8 @@ def shelves(
     """A Shelf for each family and target.
 
     Raises:
-        LedgerError: a file is not a ledger; with `in_order` also, if its lines are out of order.
+        ArtifactError: a file is not a ledger.
+        LedgerError: with `in_order`, lines of one are out of order.
     """
     places: dict[tuple[str, str], dict[Place, Variant]] = {}
     for variant in plan.make_plan(recipes, asked, PROFILE).variants:

@@ -34,7 +34,7 @@ class Report:
 
     Raises:
         UsageError: there is no such revision.
-        RecipeError, LedgerError: the reasons, or the ledger of that revision, are malformed.
+        RecipeError, ArtifactError: the reasons, or the ledger of that revision, are malformed.
     """
 
     def __init__(

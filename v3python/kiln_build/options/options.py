@@ -366,29 +366,31 @@ def make_absolute(build: BuildVariables, cwd: Path, called: Mapping[str, str] | 
         UsageError: the cache's address cannot be.
     """
 
+    def named(name: str) -> str:
+        return (called or {}).get(name, name)
+
     def file(name: str, word: str | None, right: str) -> str | None:
-        return str(check_file(word, cwd, name, right)) if word else None
+        return str(check_file(word, cwd, named(name), right)) if word else None
 
     def secret(name: str, word: str | None) -> str | None:
-        return check_secret(word, cwd, name) if word else None
+        return check_secret(word, cwd, named(name)) if word else None
 
-    names = {name: name for name in ("KILN_CACHE", "KILN_DURATIONS", "KILN_LOG_JSON")} | {**(called or {})}
     pem, public = "a file in PEM format", "a .pub file that `minisign -G` made"
     return replace(
         build,
-        store=check_store(build.store, cwd) if build.store else None,
-        recipes=tuple(str(check_recipe(word, cwd)) for word in build.recipes),
-        log_json=check_log(build.log_json, cwd, names["KILN_LOG_JSON"]) if build.log_json else None,
+        store=check_store(build.store, cwd, named("KILN_STORE")) if build.store else None,
+        recipes=tuple(str(check_recipe(word, cwd, named("KILN_RECIPES"))) for word in build.recipes),
+        log_json=check_log(build.log_json, cwd, named("KILN_LOG_JSON")) if build.log_json else None,
         scheduler_tls=str(absolute(build.scheduler_tls, cwd)) if build.scheduler_tls else None,
         durations=file(
-            names["KILN_DURATIONS"], build.durations, "a copy of the file durations of a store, or leave it out"
+            "KILN_DURATIONS", build.durations, "a copy of the file durations of a store, or leave it out"
         ),
-        cache=check_cache(build.cache, names["KILN_CACHE"]) if build.cache else None,
+        cache=check_cache(build.cache, named("KILN_CACHE")) if build.cache else None,
         cache_token=secret("KILN_CACHE_TOKEN", build.cache_token),
         cache_login=secret("KILN_CACHE_LOGIN", build.cache_login),
         cache_certificate=file("KILN_CACHE_CERTIFICATE", build.cache_certificate, pem),
         cache_authorities=file("KILN_CACHE_CA", build.cache_authorities, pem),
         cache_key=secret("KILN_CACHE_KEY", build.cache_key),
         cache_password=secret("KILN_CACHE_PASSWORD", build.cache_password),
-        cache_trust=tuple(str(check_file(word, cwd, "KILN_CACHE_TRUST", public)) for word in build.cache_trust),
+        cache_trust=tuple(str(check_file(word, cwd, named("KILN_CACHE_TRUST"), public)) for word in build.cache_trust),
     )

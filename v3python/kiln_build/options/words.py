@@ -151,10 +151,13 @@ def scheme_of(address: str) -> str:
     return found[1] if found else ""
 
 
-def check_store(word: str, cwd: Path) -> str:
-    """The absolute folder of KILN_STORE, or the address that it is; stores.py says which addresses there may be. What
+def check_store(word: str, cwd: Path, name: str = "KILN_STORE") -> str:
+    """The absolute folder of a store, or the address that it is; stores.py says which addresses there may be. What
     is not there is not made: it may lie in a workspace that is still to be. A store that is there may be read-only: it
     may have every image, and the farm refuses it if not.
+
+    Args:
+        name: by which it was given, KILN_STORE or --store.
 
     Raises:
         EnvironmentProblem: the folder cannot be made or written to, and is not a store.
@@ -162,7 +165,7 @@ def check_store(word: str, cwd: Path) -> str:
     path = absolute(word, cwd)
     if scheme_of(word) or (path / "format").is_file():
         return word if scheme_of(word) else str(path)
-    return str(_possible(path, f"KILN_STORE={word}"))
+    return str(_possible(path, f"{name}={word}"))
 
 
 def check_log(word: str, cwd: Path, name: str = "KILN_LOG_JSON") -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kiln_recipe.errors import EnvironmentProblem, UsageError
@@ -68,13 +69,27 @@ def check_apart(paths: Mapping[str, Path]) -> None:
             raise UsageError(f"{other} and {option} are both {path}; give each a name of its own")
 
 
-def output_folder(word: str) -> Path:
-    """The folder that a word of the command line names for what is made; it is made too.
+@contextlib.contextmanager
+def output_folder(word: str) -> Iterator[Path]:
+    """The folder that a word of the command line names for what is made; it is made too. Where nothing comes of it,
+    what was made is removed again, unless there is something in it.
 
     Raises:
-        EnvironmentProblem: it cannot be.
+        EnvironmentProblem: it cannot be made.
     """
     output = Path(os.path.realpath(word))  # resolve() has no OSError for links that lead in a circle
+    new = [folder for folder in (output, *output.parents) if not os.path.lexists(folder)]
+    try:
+        output = _made_folder(output)
+        yield output
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for folder in new:
+                folder.rmdir()
+        raise
+
+
+def _made_folder(output: Path) -> Path:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -64,6 +64,13 @@ def span(values: Iterable[int]) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
+def few(names: Iterable[str], most: int = 5) -> str:
+    """The first of what a sentence names, and how many more there are: "a; b; and 3 more"."""
+    every = [*dict.fromkeys(names)]
+    more = [f"and {len(every) - most} more"] if len(every) > most else []
+    return "; ".join([*every[:most], *more])
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """ "1 image", "2 images"."""
     return f"{count} {one if count == 1 else many or one + 's'}"
