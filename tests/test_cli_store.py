@@ -251,7 +251,9 @@ def test_a_cache_that_fails_is_an_exit_code(store, cached, capsys):
     out, err = capsys.readouterr()
     assert "0 sent (0 bytes), 3 not sent" in out and ": 3 requests failed, the last by it answered " in err
     assert main(["store", "stats", "--store", str(store.root), "--cache", cached.url]) == 7
-    assert f"{cached.url} has 0 of 3 images, and did not answer for 3; 3 requests " in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert out == f"{cached.url} has 0 of 3 images, and did not answer for 3\n"
+    assert f"kiln: the cache {cached.url} did not do all that was asked of it: 3 requests failed" in err
 
 
 def test_pull_refuses_a_store_that_cannot_be_written(tmp_path, store, cached, capsys, monkeypatch):

@@ -282,6 +282,9 @@ def test_durations_come_from_a_file_of_either_kind(capsys, small, tmp_path):
     documents = [json.loads(run(capsys, *words, path)) for path in (lines, timeline)]
     assert documents[0]["longest"] == documents[1]["longest"] == 5.0
     assert documents[0] == documents[1]
+    with lines.open("ab") as file:
+        file.write(b"\xff\n[]\n")
+    assert json.loads(run(capsys, *words, lines)) == documents[0]
     assert "says of no variant what it took; give a store's file" in run(capsys, *words, none, code=2)
     assert "cannot be read (No such file or directory)" in run(capsys, *words, tmp_path / "nowhere", code=7)
 

@@ -181,7 +181,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Subject, list[Work], dict[s
     for warning in the_plan.warnings:
         say(f"warning: {warning}")
     if arguments.durations:
-        recorded = records.read(Path(arguments.durations))
+        recorded = records.read(Path(arguments.durations), say)
     else:
         store = plan.open_there(arguments.store, asked.store)
         recorded = store.durations() if store else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kiln_build.store import durations as records
@@ -33,8 +33,11 @@ def divide(seconds: Mapping[str, float], count: int) -> dict[str, int]:
     return division
 
 
-def read_durations(path: Path) -> dict[str, Took]:
+def read_durations(path: Path, warn: Callable[[str], object] = lambda text: None) -> dict[str, Took]:
     """The records in a file that a user names.
+
+    Args:
+        warn: is given a sentence where lines are damaged.
 
     Raises:
         EnvironmentProblem: it cannot be read.
@@ -45,9 +48,12 @@ def read_durations(path: Path) -> dict[str, Took]:
         data = path.read_bytes()
     except OSError as error:
         raise EnvironmentProblem(f"durations cannot be read from {path} ({error.strerror}); {right}") from error
-    known = records.decode(data)
+    damaged: list[str] = []
+    known = records.decode(data, damaged.append)
     if data and not known:
         raise UsageError(f"{path} tells of no variant what it took; {right}")
+    if damaged:
+        warn(f"warning: durations in {path}: {damaged[0]}: passed over")
     return known
 
 

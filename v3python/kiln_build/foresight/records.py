@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from kiln_build.origin import timeline_file
@@ -12,8 +13,11 @@ from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 _RIGHT = "give a store's file `durations`, or the .timeline.json of a build that compiled"
 
 
-def read(path: Path) -> dict[str, Took]:
+def read(path: Path, warn: Callable[[str], None] = lambda text: None) -> dict[str, Took]:
     """What variants took, by name.
+
+    Args:
+        warn: is given a sentence where lines are damaged.
 
     Raises:
         EnvironmentProblem: the file cannot be read.
@@ -26,9 +30,12 @@ def read(path: Path) -> dict[str, Took]:
         raise EnvironmentProblem(f"--durations {path} cannot be read ({error.strerror}); {_RIGHT}") from error
     if len(data) > timeline_file.LARGEST:
         raise UsageError(f"--durations {path} has more than {timeline_file.LARGEST >> 20} MiB; {_RIGHT}")
-    known = _of_timeline(data) if data.lstrip().startswith(b"{") else durations.decode(data)
+    damaged: list[str] = []
+    known = _of_timeline(data) if data.lstrip().startswith(b"{") else durations.decode(data, damaged.append)
     if not known:
         raise UsageError(f"--durations {path} says of no variant what it took; {_RIGHT}")
+    if damaged:
+        warn(f"warning: --durations {path}: {damaged[0]}: passed over")
     return known
 
 

@@ -26,7 +26,7 @@ from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
 from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.console.progress import Progress
-from kiln_recipe.console.spelling import spell_seconds
+from kiln_recipe.console.spelling import say, spell_seconds
 from kiln_recipe.console.tables import plural
 from kiln_recipe.errors import ArtifactError
 from kiln_recipe.plan.model import Plan, Variant
@@ -145,7 +145,7 @@ def divided(
     """The key of each variant, by name, and the shard of each key: by what its first variant will take."""
     if options.build.durations:
         division.refuse_live(Path(options.build.durations), options.store)
-    known = division.read_durations(Path(options.build.durations)) if options.build.durations else {}
+    known = division.read_durations(Path(options.build.durations), say) if options.build.durations else {}
     expected = Durations(known)
     keys, seconds = {}, {}
     for variant in the_plan.variants:

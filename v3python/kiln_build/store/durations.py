@@ -7,8 +7,8 @@ two machines that wrote at once.
 
 from __future__ import annotations
 
-import contextlib
 import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,14 +21,28 @@ def encode(name: str, took: Took) -> bytes:
     return msgspec.json.encode(values) + b"\n"
 
 
-def decode(data: bytes) -> dict[str, Took]:
-    """What lines say, by name."""
+def decode(data: bytes, passed_over: Callable[[str], None] = lambda lines: None) -> dict[str, Took]:
+    """What lines say, by name.
+
+    Args:
+        passed_over: is told how many lines say nothing, "2 of 5 lines are damaged". The last one counts only with its end: it may
+            still be on its way.
+    """
     known: dict[str, Took] = {}
-    for line in data.splitlines():
-        with contextlib.suppress(msgspec.DecodeError):
+    lines = data.split(b"\n")
+    damaged = 0
+    for number, line in enumerate(lines, 1):
+        try:
             name, *seconds = _decode(line)
-            if all(0 <= one < math.inf for one in seconds):
-                known[name] = Took(*seconds)
+        except msgspec.DecodeError:
+            damaged += number < len(lines)
+            continue
+        if all(0 <= one < math.inf for one in seconds):
+            known[name] = Took(*seconds)
+        else:
+            damaged += 1
+    if damaged:
+        passed_over(f"{damaged} of {len(lines) - 1} lines are damaged" if len(lines) > 2 else "its line is damaged")
     return known
 
 

@@ -38,7 +38,7 @@ class LocalStore(Store):
 
     def __init__(self, root: Path, warn: Callable[[str], None] = print_warning) -> None:
         self.root = Path(root)
-        self.files = StoreFiles(self.root, warn)
+        self.files, self._warn = StoreFiles(self.root, warn), warn
 
     @property
     def location(self) -> str:
@@ -113,12 +113,22 @@ class LocalStore(Store):
         path = self.root / "durations"
         try:
             data = self.files.folder.read(path, _LARGEST_DURATIONS)[0]
-        except (FileNotFoundError, Unreadable):
+        except FileNotFoundError:
             return {}
-        known = durations.decode(data)
-        if data.count(b"\n") > 2 * len(known) + 1000:
+        except Unreadable as problem:
+            self._warn(f"{path} {problem}: nothing is known of what compiles took; remove that file")
+            return {}
+        damaged: list[str] = []
+        known = durations.decode(data, damaged.append)
+        if damaged or data.count(b"\n") > 2 * len(known) + 1000:
+            done = "passed over"
             with contextlib.suppress(EnvironmentProblem):
                 self.files.folder.write(path, b"".join(durations.encode(*pair) for pair in known.items()))
+                done = "removed"
+            if damaged:
+                self._warn(
+                    f"{path}: {damaged[0]}: {done}; such a variant is expected to take as long as its nearest kin"
+                )
         return known
 
     def record_duration(self, name: str, seconds: float, cpu: float | None = None) -> None:
