@@ -117,7 +117,15 @@ def test_a_selection(bench):
     assert bench("kiln", "--select", "kernel=attn_fwd.1;head_dim=64") == 0
     assert {row["kernel"] for row in bench.document["rows"]} == {"attn_fwd.1"}
     assert bench("kiln", "--select", "kernel=attn_fwd.7") == 2
-    assert "--select means none of the release's images for this GPU" in bench.err
+    assert "--select means none of the release's images; `kiln list`" in bench.err
+
+
+def test_a_word_that_means_nothing_is_said_before_the_driver_is_asked_for(bench, monkeypatch):
+    monkeypatch.setattr(memory, "load", lambda vendor: None)
+    for word in ("dtpe=bf16", "dtype=bf61", "operation=attn_fdw"):
+        assert bench("kiln", "--select", word) == 2
+        assert "--select means none of the release's images; `kiln list`" in bench.err and bench.err.count("\n") == 1
+    assert bench("kiln", "--select", "dtype=bf16") == 7 and "there is no driver of amd" in bench.err
 
 
 def test_nothing_that_can_run(bench, monkeypatch):

@@ -162,6 +162,9 @@ def test_command(runtime, monkeypatch, capsys):
     for words in (["--help"], ["info", "--help"]):
         done = python("-m", "kiln", *words)
         assert done.returncode == 0 and done.stdout.startswith("usage: python -m kiln info [--json]")
+    for verb in ("bench", "tune", "verify-device"):
+        done = python("-m", "kiln", verb, "--help")
+        assert done.returncode == 0 and f"\n  kiln {verb} " in done.stdout
     for words in ((), ("inof",), ("info", "--jsn"), ("info", "info")):
         done = python("-m", "kiln", *words)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "usage: python -m kiln info" in done.stderr

@@ -1,9 +1,10 @@
 """`python -m kiln info [--json]`: what is installed, and what it can run on; `python -m kiln bench`: how fast;
-`python -m kiln tune`: which configurations are the fastest."""
+`python -m kiln tune`: which configurations are the fastest; `python -m kiln verify-device`: whether each image is right."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -12,21 +13,16 @@ from collections.abc import Sequence
 
 from kiln_recipe.errors import NotServed
 
-_USAGE = "usage: python -m kiln info [--json], or python -m kiln bench --help, or python -m kiln tune --help"
+_MEASURING = {"bench": "kiln_bench.command", "tune": "kiln_bench.tune.command", "verify-device": "kiln_bench.verify.command"}
+_USAGE = f"usage: python -m kiln info [--json], or --help behind {', '.join(_MEASURING)}"
 
 
 def main(words: Sequence[str]) -> int:
     """Runs a command; returns the exit code: 2 for a word that cannot be, 5 where the libraries cannot be loaded, 7
-    where what it prints cannot be written, 10 where no pack can be used, 141 where the output is not read; of `bench`
-    and `tune` those of kiln_bench."""
-    if words[:1] == ["bench"]:
-        from kiln_bench import command
-
-        return command.main(words)
-    if words[:1] == ["tune"]:
-        from kiln_bench.tune import command as tuning
-
-        return tuning.main(words)
+    where what it prints cannot be written, 10 where no pack can be used, 141 where the output is not read; of what
+    measures those of kiln_bench."""
+    if words and words[0] in _MEASURING:
+        return importlib.import_module(_MEASURING[words[0]]).main(words)
     code, text = _answer(words)
     if code not in (0, NotServed.exit_code):
         _say(text)

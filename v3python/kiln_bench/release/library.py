@@ -160,10 +160,11 @@ class Libraries:
         """
         return self._visited(self._core.kiln_devices, "kiln_device")
 
-    def variants(self, operation: str | None, target: str) -> list[dict[str, Any]]:
-        """The variants of an operation, None for all, in a target's pack, by the names of kiln_variant's fields."""
-        asks, name = self._core.kiln_variants, operation and operation.encode()
-        return self._visited(lambda handle, *visit: asks(handle, name, target.encode(), *visit), "kiln_variant")
+    def variants(self, operation: str | None, target: str | None) -> list[dict[str, Any]]:
+        """The variants of an operation, None for all, in a target's pack, None for all packs, by the names of
+        kiln_variant's fields. Needs no device."""
+        asks, name, pack = self._core.kiln_variants, operation and operation.encode(), target and target.encode()
+        return self._visited(lambda handle, *visit: asks(handle, name, pack, *visit), "kiln_variant")
 
     def enter(
         self, entry: str, values: Mapping[str, object], force_keys: Sequence[str] = (), device: int = -1

@@ -129,9 +129,12 @@ def _shown(found: session.Session, left: int, is_json: bool) -> str:
 def _verified(arguments: argparse.Namespace) -> tuple[session.Session, int]:
     """What was found, and how many images are left."""
     with places.found(arguments.release) as place:
-        process, vendor, began = _begun(place, arguments.vendor, arguments.device)
+        vendors = _vendors(place, arguments.vendor)
+        if arguments.select:  # a word that means nothing is said before what this host lacks
+            _selected(_listed(place, vendors[0]), dict(arguments.select), "")
+        process, vendor, began = _begun(place, vendors, arguments.device)
         try:
-            variants = _selected(began["variants"], dict(arguments.select))[: arguments.sample]
+            variants = _selected(began["variants"], dict(arguments.select), " for this GPU")[: arguments.sample]
             path = arguments.output or Path(f"kiln-verify-{began['device']['target']}.json")
             if not arguments.output:
                 _check_output(path)
@@ -143,18 +146,36 @@ def _verified(arguments: argparse.Namespace) -> tuple[session.Session, int]:
     return found, left
 
 
+def _vendors(place: places.Place, asked: str | None) -> list[str]:
+    """Those that the release has images for.
+
+    Raises:
+        NotServed: there is none.
+    """
+    packs = {path.name.partition("-")[0] for path in (place.libraries / IMAGES).glob("*.pack")}
+    vendors = [name for name in sorted(VENDORS) if name in packs and (asked in (None, name))]
+    if not vendors:
+        raise NotServed(f"{place.name} has no images for {asked or 'any vendor'}; build it for your GPU's target")
+    return vendors
+
+
+def _listed(place: places.Place, vendor: str) -> Sequence[Mapping[str, Any]]:
+    """The variants of all packs."""
+    process = session.Process(place, vendor, session.LIST)
+    try:
+        return process.begin()["variants"]
+    finally:
+        process.end()
+
+
 def _begun(
-    place: places.Place, asked: str | None, ordinal: int
+    place: places.Place, vendors: Sequence[str], ordinal: int
 ) -> tuple[session.Process, str, dict[str, Any]]:  # fmt: skip
     """A worker that has begun, the vendor, and what the worker said.
 
     Raises:
         EnvironmentProblem, NotServed: no vendor's driver has such a device that the release has images for.
     """
-    packs = {path.name.partition("-")[0] for path in (place.libraries / IMAGES).glob("*.pack")}
-    vendors = [name for name in sorted(VENDORS) if name in packs and (asked in (None, name))]
-    if not vendors:
-        raise NotServed(f"{place.name} has no images for {asked or 'any vendor'}; build it for your GPU's target")
     there = [name for name in vendors if memory.load(name) is not None]
     if not there:
         raise EnvironmentProblem(
@@ -178,9 +199,12 @@ def _begun(
 
 
 def _selected(
-    variants: Sequence[Mapping[str, Any]], choices: Mapping[str, tuple[str, ...]]
-) -> list[Mapping[str, Any]]:  # fmt: skip
+    variants: Sequence[Mapping[str, Any]], choices: Mapping[str, tuple[str, ...]], of: str
+) -> list[Mapping[str, Any]]:
     """In rounds, those that a selection means.
+
+    Args:
+        of: which the variants are, for the sentence: " for this GPU".
 
     Raises:
         UsageError: it means none.
@@ -194,7 +218,7 @@ def _selected(
 
     found = [variant for variant in variants if is_meant(variant)]
     if not found:
-        raise UsageError("--select means none of the release's images for this GPU; `kiln list` shows what it has")
+        raise UsageError(f"--select means none of the release's images{of}; `kiln list` shows what it has")
     return session.in_rounds(found)
 
 

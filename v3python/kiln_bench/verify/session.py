@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MADE_BY, FORMAT = "kiln verify-device", 1
 RIGHT = f"what `{MADE_BY}` kept"  # to give
 BEGIN = f'{{\n "made_by": "{MADE_BY}"'.encode()
+LIST = "list"
 WORKER = (sys.executable, "-m", "kiln_bench.verify.worker")
 TIMEOUT = 240.0  # seconds of one image, loading it and the host's formula included
 _BETWEEN_SAVES = 2.0
@@ -43,10 +44,10 @@ class Process:
 
     Args:
         place: of the release.
-        vendor, ordinal: of the device.
+        vendor, ordinal: of the device; or LIST, to learn of the variants of all packs where there need be none.
     """
 
-    def __init__(self, place: Place, vendor: str, ordinal: int, timeout: float = TIMEOUT) -> None:
+    def __init__(self, place: Place, vendor: str, ordinal: int | str, timeout: float = TIMEOUT) -> None:
         self._words = [*WORKER, str(place.libraries), str(place.headers), vendor, str(ordinal)]
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None

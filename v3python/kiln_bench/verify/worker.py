@@ -27,8 +27,18 @@ from kiln_recipe.selection import values_of
 _OF_ANOTHER = ("not a variant of this call's functional", "is specialised", "does not take this call")
 _MASKS = ((2, 3, 65, 130), (1, 1, 300, 7))
 _BATCHES = (1, 255, 256, 1000)
+LIST = "list"  # session.LIST
 Problem = calls.Problem | decoding.DecodeProblem
 AnyCall = calls.Call | decoding.DecodeCall
+
+
+def variants_of(libraries: Libraries, target: str | None) -> list[dict[str, Any]]:
+    """Of all operations, those that have an image for a target, None for any; a key once in a functional."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in libraries.variants(None, target):
+        if row["unavailable"] is None:
+            found.setdefault((row["operation"], row["kernel"], row["functional"], row["key"]), row)
+    return [*found.values()]
 
 
 class Worker:
@@ -44,13 +54,7 @@ class Worker:
         self._hits: dict[tuple[str, ...], list[AnyCall]] = {}  # what an image of the same place took
 
     def variants(self) -> list[dict[str, Any]]:
-        """Of all operations, those that have an image; a key once in a functional."""
-        target = self._device["target"]
-        found: dict[tuple[str, ...], dict[str, Any]] = {}
-        for row in self._libraries.variants(None, target):
-            if row["unavailable"] is None:
-                found.setdefault((row["operation"], row["kernel"], row["functional"], row["key"]), row)
-        return [*found.values()]
+        return variants_of(self._libraries, self._device["target"])
 
     def check(self, variant: Mapping[str, Any]) -> dict[str, Any]:
         """What came of a forced image: {"call", "shares", "draws", "wrong"}, or "unreached" with a sentence."""
@@ -208,11 +212,15 @@ def _say(answer: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Arguments: the folder of the libraries, that of the headers, the vendor, the device's number."""
+    """Arguments: the folder of the libraries, that of the headers, the vendor, the device's number; or in its place
+    LIST: then no device is asked for, and all that is said are the variants of all packs."""
     folder, declared, vendor, ordinal = sys.argv[1:]
     try:
         with Libraries(Path(folder), headers.read(Path(declared)), vendor=vendor) as libraries:
-            serve(libraries, vendor, int(ordinal))
+            if ordinal == LIST:
+                _say({"variants": variants_of(libraries, None)})
+            else:
+                serve(libraries, vendor, int(ordinal))
     except (KilnError, Refused) as error:
         _say({"refused": str(error), "code": getattr(error, "exit_code", DeviceFailed.exit_code)})
 
