@@ -111,7 +111,8 @@ def test_a_place_that_cannot_be_written(capsys, tmp_path, words):
     if words[1].endswith("png"):
         pytest.importorskip("matplotlib")
     code, _, err = bench(capsys, "--from", bench_results.written(tmp_path), *words)
-    assert (code, err.count("\n")) == (7, 1) and f"kiln: cannot write {words[1]}: No such file or directory; give" in err
+    assert (code, err.count("\n")) == (7, 1)
+    assert f"kiln: cannot write {words[1]}: No such file or directory; give" in err
 
 
 def test_some_of_what_was_kept(capsys, tmp_path):
@@ -228,10 +229,10 @@ def test_a_kept_number_that_is_not_finite_is_named(capsys, tmp_path, value, more
 
 
 def test_shapes_with_a_number_that_is_not_finite(capsys, tmp_path):
-    for name, text in (("x.json", '"softcap": NaN'), ("x.yaml", "softcap: .nan"), ("y.yaml", "softcap: .inf")):
+    for name, value in (("x.json", "NaN"), ("y.json", "1e999"), ("x.yaml", ".nan"), ("y.yaml", ".inf")):
         path = tmp_path / name
-        path.write_text(f"{{forward: [{{head_dim: 64, heads: 8, length: 64, batch: 1, {text}}}]}}" if name[-1] == "l" else
-                        f'{{"forward": [{{"head_dim": 64, "heads": 8, "length": 64, "batch": 1, {text}}}]}}')  # fmt: skip
+        call = f'"head_dim": 64, "heads": 8, "length": 64, "batch": 1, "softcap": {value}'
+        path.write_text(f'{{"forward": [{{{call}}}]}}')
         code, _, err = bench(capsys, "--shapes", path)
         assert (code, err.count("\n")) == (2, 1) and "softcap is " in err
 

@@ -425,7 +425,9 @@ def test_help_begins_with_a_sentence_and_an_example(capsys, verb):
 def test_a_name_of_a_file_stays_in_its_line(verb, locale, tmp_path):
     name = os.fsencode(tmp_path) + b"/a\nkiln: whole\x1b[2J\xff.pack"
     Path(os.fsdecode(name)).write_bytes(b"KILNPACK")
-    more = {"report": ["x.html"], "verify": ["--key", name], "diff": [name], "wheel": ["out"], "coverage": ["--model", name]}.get(verb, [])
+    more = {
+        "report": ["x.html"], "verify": ["--key", name], "diff": [name], "wheel": ["out"], "coverage": ["--model", name],
+    }.get(verb, [])  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "kiln_build", verb, name, *more], capture_output=True, cwd=tmp_path, check=False,
         env={**os.environ, "LC_ALL": locale, "PYTHONPATH": str(SOURCE)}, timeout=60,

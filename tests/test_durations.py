@@ -44,14 +44,18 @@ def test_lines_that_say_nothing_are_passed_over():
     assert lines.decode(data) == {"a": Took(3.0, 2.5), "b": Took(2.0, 1.0)}
 
 
-@given(records, st.lists(st.binary(max_size=20).map(lambda data: b"{" + data.replace(b"\n", b"")), max_size=4), st.booleans())
+damaged_lines = st.binary(max_size=20).map(lambda data: b"{" + data.replace(b"\n", b""))
+
+
+@given(records, st.lists(damaged_lines, max_size=4), st.booleans())
 def test_damaged_lines_are_counted_and_one_on_its_way_is_not(known, damage, is_torn):
     whole = [lines.encode(name, one) for name, one in known.items()]
     data = b"".join([*(line + b"\n" for line in damage), *whole]) + (b'["a",1' if is_torn else b"")
     told: list[str] = []
     assert lines.decode(data, told.append) == known
     every = len(known) + len(damage)
-    assert told == ([] if not damage else [f"{len(damage)} of {every} lines are damaged" if every > 1 else "its line is damaged"])
+    said = f"{len(damage)} of {every} lines are damaged" if every > 1 else "its line is damaged"
+    assert told == ([said] if damage else [])
 
 
 def test_seconds_of_processors_count_where_they_are_known():

@@ -26,7 +26,7 @@ from kiln_build.ledger.file import Line
 from kiln_build.store.local import LocalStore
 from kiln_recipe import targets
 from kiln_recipe.console.progress import Progress
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem, Interrupted, LedgerError, RecipeError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, Interrupted, RecipeError
 from kiln_recipe.read import recipe
 
 ROOT = Path(__file__).resolve().parents[1]

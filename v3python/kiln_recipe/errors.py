@@ -78,7 +78,7 @@ class ToolchainError(KilnError):
 
 
 class ArtifactError(KilnError):
-    """A pack, tarball, image, store entry, ledger or file of kept results is truncated, corrupt or has another format."""
+    """A pack, tarball, image, store entry, ledger or file of results is truncated, corrupt or has another format."""
 
     exit_code = 6
 
@@ -181,6 +181,6 @@ def cut(spelled: str, most: int = 80) -> str:
 
 
 def escaped(text: str, *, has_lines: bool = True) -> str:
-    """The text for a terminal: what is not printable is spelled, "\\x1b"; of a text that `has_lines` their breaks stay."""
+    """The text for a terminal: what is not printable is spelled, "\\x1b"; line breaks stay in a text that `has_lines`."""
     kept = "\n" if has_lines else ""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)

@@ -1,5 +1,5 @@
 """`python -m kiln info [--json]`: what is installed, and what it can run on; `python -m kiln bench`: how fast;
-`python -m kiln tune`: which configurations are the fastest; `python -m kiln verify-device`: whether each image is right."""
+`python -m kiln tune`: which configurations are the fastest; `python -m kiln verify-device`: which images are right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 from kiln_recipe.errors import NotServed
 
-_MEASURING = {"bench": "kiln_bench.command", "tune": "kiln_bench.tune.command", "verify-device": "kiln_bench.verify.command"}
+_MEASURING = {
+    "bench": "kiln_bench.command", "tune": "kiln_bench.tune.command", "verify-device": "kiln_bench.verify.command",
+}  # fmt: skip
 _USAGE = f"usage: python -m kiln info [--json], or --help behind {', '.join(_MEASURING)}"
 
 

@@ -100,7 +100,7 @@ def read(path: Path, in_order: bool = True) -> Ledger | None:
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); restore it from git") from error
     except UnicodeDecodeError as error:
-        raise ArtifactError(f"{path}:1: is not a ledger: it is not UTF-8 ({error.reason}); restore it from git") from error
+        raise ArtifactError(f"{path}:1: is not UTF-8 ({error.reason}); restore the file from git") from error
     return parse(text, str(path), in_order)
 
 

@@ -25,8 +25,8 @@ def decode(data: bytes, passed_over: Callable[[str], None] = lambda lines: None)
     """What lines say, by name.
 
     Args:
-        passed_over: is told how many lines say nothing, "2 of 5 lines are damaged". The last one counts only with its end: it may
-            still be on its way.
+        passed_over: is told how many lines say nothing, "2 of 5 lines are damaged". The last one counts only with its
+            end: it may still be on its way.
     """
     known: dict[str, Took] = {}
     lines = data.split(b"\n")
