@@ -426,7 +426,8 @@ def test_a_name_of_a_file_stays_in_its_line(verb, locale, tmp_path):
     name = os.fsencode(tmp_path) + b"/a\nkiln: whole\x1b[2J\xff.pack"
     Path(os.fsdecode(name)).write_bytes(b"KILNPACK")
     more = {
-        "report": ["x.html"], "verify": ["--key", name], "diff": [name], "wheel": ["out"], "coverage": ["--model", name],
+        "report": ["x.html"], "verify": ["--key", name], "diff": [name], "wheel": ["out"],
+        "coverage": ["--model", name],
     }.get(verb, [])  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "kiln_build", verb, name, *more], capture_output=True, cwd=tmp_path, check=False,

@@ -181,6 +181,6 @@ def cut(spelled: str, most: int = 80) -> str:
 
 
 def escaped(text: str, *, has_lines: bool = True) -> str:
-    """The text for a terminal: what is not printable is spelled, "\\x1b"; line breaks stay in a text that `has_lines`."""
+    """The text for a terminal: what is not printable is spelled, "\\x1b"; with `has_lines`, line breaks stay."""
     kept = "\n" if has_lines else ""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)

@@ -1,5 +1,5 @@
-"""JSON as its standard has it: Python's module also reads, and writes, NaN and Infinity, which other readers refuse, and
-which comparisons let pass. Standard library only."""
+"""JSON as its standard has it: Python's module also reads, and writes, NaN and Infinity, which other readers refuse
+and comparisons let pass. Standard library only."""
 
 from __future__ import annotations
 

@@ -233,9 +233,7 @@ def text(found: session.Session, left: int) -> str:
     rows = []
     for kernel, its in sorted(by_kernel.items()):
         counts = [sum(session.outcome(row) == name for row in its) for name in session.OUTCOMES]
-        shares = [
-            math.inf if share is None else share for row in its for share in row.get("shares", {}).values()
-        ]
+        shares = [math.inf if share is None else share for row in its for share in row.get("shares", {}).values()]
         rows.append((kernel, *map(str, counts), f"{max(shares):.2f}" if shares else "-"))
     lines.append(table(header, rows, header[1:]))
     wrong = [row for row in found.rows if session.outcome(row) == "wrong"]

@@ -382,9 +382,7 @@ def make_absolute(build: BuildVariables, cwd: Path, called: Mapping[str, str] | 
         recipes=tuple(str(check_recipe(word, cwd, named("KILN_RECIPES"))) for word in build.recipes),
         log_json=check_log(build.log_json, cwd, named("KILN_LOG_JSON")) if build.log_json else None,
         scheduler_tls=str(absolute(build.scheduler_tls, cwd)) if build.scheduler_tls else None,
-        durations=file(
-            "KILN_DURATIONS", build.durations, "a copy of the file durations of a store, or leave it out"
-        ),
+        durations=file("KILN_DURATIONS", build.durations, "a copy of the file durations of a store, or leave it out"),
         cache=check_cache(build.cache, named("KILN_CACHE")) if build.cache else None,
         cache_token=secret("KILN_CACHE_TOKEN", build.cache_token),
         cache_login=secret("KILN_CACHE_LOGIN", build.cache_login),
