@@ -435,3 +435,15 @@ def test_a_name_of_a_file_stays_in_its_line(verb, locale, tmp_path):
     )  # fmt: skip
     assert done.returncode not in (0, 1) and done.stderr.count(b"\n") == 1 and b"\x1b" not in done.stderr
     assert b"a\\nkiln: whole\\x1b[2J" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_no_refusal_of_an_empty_word_says_a_word_twice(verb):
+    parser = Parser("kiln", "", "kiln")
+    importlib.import_module(f"kiln_build.cli.{verb.replace('-', '_')}").add_arguments(parser)
+    for action in parser._actions:
+        for word in ("", " ", "\t") if action.type else ():
+            try:
+                action.type(word)
+            except Exception as error:  # noqa: BLE001  (argparse's, a UsageError, or that of a number)
+                assert not re.search(r"\b(\w+) \1\b", str(error)), (action.dest, str(error))
