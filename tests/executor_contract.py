@@ -320,9 +320,10 @@ def says_why_workers_cannot_be_made_ready(start: StartExecutor, folder: Path) ->
         (tasks.die_at_once, EnvironmentProblem, "exited with code 127.*\n  the loader said no"),
     )
     for initializer, error, words in cases:
-        with start(2, initializer) as executor, pytest.raises(error, match=words):
+        with start(2, initializer) as executor, pytest.raises(error, match=words) as caught:
             executor.submit(Task(0, tasks.add, (1, 1), folder / "log"))
             collect(executor, 1)
+        assert caught.value.has_lines == ("\n" in str(caught.value))
 
 
 # ---- the end ----

@@ -18,7 +18,7 @@ from kiln_build.cli import main
 from kiln_build.front import door
 from kiln_build.front.interruption import Interruption, guarded
 from kiln_build.options.options import read_front_door
-from kiln_recipe.errors import ToolchainError
+from kiln_recipe.errors import BuildFailed, MissingImages, NativeBuildError, ToolchainError
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 
@@ -132,6 +132,9 @@ except KeyboardInterrupt:
     ("error", "code", "said"),
     [
         (ToolchainError("no lock"), 5, "kiln: no lock\n"),
+        (ToolchainError("no lock in a\nb"), 5, "kiln: no lock in a\\nb\n"),
+        *((kind("some failed:\n  one"), kind.exit_code, "kiln: some failed:\n  one\n")
+          for kind in (BuildFailed, MissingImages, NativeBuildError)),
         (
             PermissionError(13, "Permission denied", "/w/container/x"),
             7,
@@ -149,7 +152,7 @@ except KeyboardInterrupt:
         ),
         (KeyboardInterrupt(), 130, "kiln: interrupted by SIGINT\n"),
     ],
-)
+)  # fmt: skip
 def test_errors_of_either_half_are_one_sentence(capsys, error, code, said):
     def half(_interruption):
         raise error

@@ -19,7 +19,7 @@ class KilnError(RuntimeError):
 
     Attributes:
         exit_code: the command line's.
-        has_lines: it is a sentence and a list of lines below it, such as the variants that failed.
+        has_lines: it is a sentence and lines below it, such as the variants that failed, or what a compiler printed.
         status, status_name: the kiln_status of the C interface that says the same, as the package kiln has it; 0 where
             none does.
     """
@@ -93,6 +93,7 @@ class NativeBuildError(KilnError):
     """The C++ compiler rejected the runtime or the generated tables."""
 
     exit_code = 8
+    has_lines = True
 
 
 class LedgerError(KilnError):
@@ -125,6 +126,7 @@ class MissingImages(KilnError):
     """`kiln build --from-store`: images that the release needs are not in the store; the build made no release."""
 
     exit_code = 13
+    has_lines = True
 
 
 class Interrupted(KilnError):
