@@ -51,6 +51,8 @@ def test_what_is_not_finite_is_named_and_written_as_null(document):
     [
         ('{"rows": [{"seconds": 1e999}]}', "rows[0].seconds is Infinity, which is not a finite number"),
         ("-1e999", "it is -Infinity, which is not a finite number"),
+        ('{"a": 1e999, "a": 1}', "a field that is given twice is 1e999, which is not a finite number"),
+        (f'{{"{"a" * 999}": NaN}}', f"{'a' * 197}... is NaN, which is not a finite number"),
         ("[" * 100_000, "it is nested too deep"),
     ],
 )

@@ -29,7 +29,7 @@ def read(path: Path, made_by: str, number: int, right: str, other: str) -> dict[
     except OSError as error:
         raise EnvironmentProblem(f"{path} cannot be read ({error.strerror}); give {right}") from error
     except ValueError as error:
-        raise ArtifactError(f"{path} is not JSON ({cut(str(error), 200)}); give {right}") from error
+        raise ArtifactError(f"{path} is not JSON ({error}); give {right}") from error
     if not isinstance(found, dict) or found.get("made_by") != made_by:
         raise ArtifactError(f"{path} {other}; give {right}")
     if found.get("format") != number:

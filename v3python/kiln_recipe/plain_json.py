@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from kiln_recipe.errors import cut
+
 
 def read(text: str | bytes) -> Any:
     """What a text says.
@@ -18,9 +20,10 @@ def read(text: str | bytes) -> Any:
     try:
         try:
             return json.loads(text, parse_float=_finite, parse_constant=_finite)
-        except _NotFinite:
-            place, value = next(_not_finite(json.loads(text), ""))
-            raise ValueError(f"{place or 'it'} is {value}, which is not a finite number") from None
+        except _NotFinite as error:
+            # Of a field that is given twice the last counts, and the number may be the first.
+            place, value = next(_not_finite(json.loads(text), ""), ("a field that is given twice", str(error)))
+            raise ValueError(f"{cut(place, 200) or 'it'} is {value}, which is not a finite number") from None
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
@@ -41,7 +44,7 @@ class _NotFinite(ValueError):
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):  # 1e999 as well
-        raise _NotFinite
+        raise _NotFinite(cut(text))
     return value
 
 
