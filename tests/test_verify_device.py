@@ -128,6 +128,13 @@ def test_a_word_that_means_nothing_is_said_before_the_driver_is_asked_for(bench,
     assert bench("kiln", "--select", "dtype=bf16") == 7 and "there is no driver of amd" in bench.err
 
 
+def test_a_damaged_pack_of_another_gpu_is_no_matter(bench):
+    bench.behaves("right", "lists nothing")
+    assert bench("kiln", "--select", "dtype=bf16") == 0 and len(bench.document["rows"]) == 2
+    assert bench("kiln", "--select", "dtype=bf61") == 2
+    assert "--select means none of the release's images for this GPU" in bench.err
+
+
 def test_nothing_that_can_run(bench, monkeypatch):
     assert bench("kiln", "--vendor", "nvidia") == 10
     assert "kiln has no images for nvidia" in bench.err

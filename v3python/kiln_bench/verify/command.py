@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import math
@@ -131,7 +132,8 @@ def _verified(arguments: argparse.Namespace) -> tuple[session.Session, int]:
     with places.found(arguments.release) as place:
         vendors = _vendors(place, arguments.vendor)
         if arguments.select:  # a word that means nothing is said before what this host lacks
-            _selected(_listed(place, vendors[0]), dict(arguments.select), "")
+            with contextlib.suppress(EnvironmentProblem, NotServed):  # of a damaged pack, which may be another GPU's
+                _selected(_listed(place, vendors[0]), dict(arguments.select), "")
         process, vendor, began = _begun(place, vendors, arguments.device)
         try:
             variants = _selected(began["variants"], dict(arguments.select), " for this GPU")[: arguments.sample]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MADE_BY, FORMAT = "kiln verify-device", 1
 RIGHT = f"what `{MADE_BY}` kept"  # to give
 BEGIN = f'{{\n "made_by": "{MADE_BY}"'.encode()
-LIST = "list"
+LIST = "list"  # in place of a device's number
 WORKER = (sys.executable, "-m", "kiln_bench.verify.worker")
 TIMEOUT = 240.0  # seconds of one image, loading it and the host's formula included
 _BETWEEN_SAVES = 2.0

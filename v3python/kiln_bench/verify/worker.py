@@ -21,13 +21,13 @@ from kiln_bench.verify import calls, decoding, numbers
 from kiln_bench.verify.arena import Arena, bytes_of
 from kiln_bench.verify.judge import DRAWS, Verdict
 from kiln_bench.verify.memory import DeviceFailed, Memory
+from kiln_bench.verify.session import LIST
 from kiln_recipe.errors import KilnError
 from kiln_recipe.selection import values_of
 
 _OF_ANOTHER = ("not a variant of this call's functional", "is specialised", "does not take this call")
 _MASKS = ((2, 3, 65, 130), (1, 1, 300, 7))
 _BATCHES = (1, 255, 256, 1000)
-LIST = "list"  # session.LIST
 Problem = calls.Problem | decoding.DecodeProblem
 AnyCall = calls.Call | decoding.DecodeCall
 
