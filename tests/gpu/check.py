@@ -120,8 +120,8 @@ class Expected:
         call, dtype = self.call, DTYPES[self.call.dtype]
         if name == "lse":
             return score_share(call.width, dtype)
-        # Weights of rows that are alike are nearly equal, and so rounded alike, half a unit at most. The reference's
-        # scores, rounded before, scatter them.
+        # Weights of rows that are alike are nearly equal, and so rounded alike, by up to half a unit: a quarter to half
+        # of eps, of which the quarter is allowed. The reference's scores, rounded before, scatter them.
         is_alike = name == "dv" and call.inputs == "uniform" and dtype != torch.float32
         alike = torch.finfo(dtype).eps / 4 if is_alike else 0.0
         return alike + weight_share(self.exact["lse"], call.width, dtype)

@@ -1,7 +1,7 @@
 """Whether an output is right: its error against float64 is at most twice that of the same formula in the call's own
 precision, plus 1e-5, or two units in the last place of fp32 at the output's scale if that is more: a log-sum-exp of 244
-has units of 1.5e-5. Both the largest and the mean error, absolute and relative to the output's scale. On top
-come what sums in fp32 and on tensor cores cannot hold: score_share, weight_share."""
+has units of 1.5e-5. Both the largest and the mean error, absolute and relative to the output's scale. What sums in
+fp32 and on tensor cores cannot hold is allowed besides: score_share, weight_share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ NO_SCALE = 1e-3
 
 @dataclass(frozen=True)
 class Figures:
-    """Errors of a kernel and of the reference in the call's precision; the scale, see Verdict.compare for noise."""
+    """Errors of a kernel and of the reference in the call's precision; the scale, see Verdict.compare for noise; what
+    is allowed besides."""
 
     largest: float
     mean: float
@@ -62,15 +63,16 @@ def pooled(several: list[Figures]) -> Figures:
 
 
 def score_share(width: int, dtype: torch.dtype) -> float:
-    """What part of itself a large score may be off by, of the sum of its columns alone. In fp32, one by one, half units
-    of sqrt(columns) (Higham and Mary, 2019, doi:10.1137/18M1226312); the reference sums in parts, and has less. Tensor
-    cores multiply 16 columns at once, and cut off what a sum cannot hold."""
+    """What part of itself a large score may be off by, because of the sum over its columns alone. In fp32, added one
+    after another: half a unit by the root of their number (Higham and Mary, 2019, doi:10.1137/18M1226312); the
+    reference adds parts of the sum, and loses less. In 16 bits: tensor cores add 16 columns at once, and each time cut
+    off what the sum has no bits for, a unit at most."""
     return math.sqrt(width) * 2.0**-24 if dtype == torch.float32 else -(-width // 16) * 2.0**-23
 
 
 def weight_share(lse: torch.Tensor, width: int, dtype: torch.dtype) -> float:
-    """What part of itself a weight may be off by: as much as a score, or log-sum-exp, in the hundreds is in fp32. In 16
-    bits it is 0, as the reference's own scores are coarser.
+    """What part of itself a weight may be off by: in fp32, the number that its score is off by, which may be in the
+    hundreds, as its row's log-sum-exp then is. In 16 bits 0: the reference's own scores are coarser.
 
     Args:
         lse: in float64, of all rows.
@@ -112,7 +114,7 @@ class Verdict:
             got, exact, low: of the kernel, in float64, in the call's precision; of one shape.
             noise: what an error of 1e-5 is relative to where the exact output is 0 by cancellation, and PyTorch's,
                 which then multiplies by exactly 1, too.
-            share: of the output's scale, what comes on top.
+            share: of the output's scale, what is allowed besides.
         """
         if not exact.numel():
             return

@@ -133,7 +133,7 @@ def sections(answer: dict) -> list[str]:
         "## Random calls",
         "",
         *table(
-            ["of", "seed", "calls", "wrong", "refused", "judged by five draws", "worst ratio"],
+            ["of", "seed", "calls", "wrong", "refused", "judged by 5 or 25 draws", "worst ratio"],
             [
                 [e["of"], e["seed"], e["cases"], e["wrong"], e["refused"], e["pooled"], f"{e['worst_ratio']:.2f}"]
                 for e in kinds.get("random", [])

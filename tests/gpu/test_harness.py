@@ -119,6 +119,34 @@ def test_mistakes_are_found(mistake, output, dtype):
     assert any(fault.startswith(f"{output}:") for fault in wrong), wrong
 
 
+@pytest.mark.parametrize("output", ["out", "lse", "dv"])
+@pytest.mark.parametrize(
+    ("dtype", "inputs"), [("bf16", "uniform"), ("fp16", "uniform"), ("fp32", "uniform"), ("fp32", "keys + 50")]
+)
+def test_one_in_a_hundred_is_found_where_rows_are_alike(dtype, inputs, output):
+    """Whatever is allowed there besides: judge.score_share and weight_share, and dv's of weights that are alike."""
+    call = Call(dtype=dtype, rows=200, keys=64, inputs=inputs)
+    spoil = Standin(lambda name, values: values * 1.01 if name == output else values)
+    assert any(fault.startswith(f"{output}:") for fault in check(call, spoil, "cpu").wrong())
+
+
+@pytest.mark.parametrize("inputs", ["normal", "outliers", "keys + 50"])
+def test_fp32_by_tf32_is_found(inputs):
+    """Scores in the hundreds may lose what sums in fp32 do, and no more: TF32 has 11 bits."""
+    from check import Expected, Outputs
+
+    expected = Expected(Call(dtype="fp32", rows=70, keys=90, inputs=inputs), "cpu", Standin())
+    inputs, outputs = expected.inputs, Outputs(expected.inputs)
+    assert expected.exact and expected.low  # of what was given
+    for storage in (inputs.q, inputs.k, inputs.v, inputs.dout):
+        fraction, exponent = torch.frexp(storage.values)
+        storage.put(torch.ldexp((fraction * 2**11).round(), exponent - 11))
+    Standin().forward(inputs, outputs)
+    Standin().backward(inputs, outputs)
+    faults = [fault.split(":")[0] for fault in expected.judge(outputs).wrong()]
+    assert {"out", "lse", "dk", "dv"} <= {*faults}, faults
+
+
 @pytest.mark.parametrize(
     ("asked", "given"),
     [

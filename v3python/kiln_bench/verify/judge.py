@@ -1,6 +1,7 @@
 """Whether an output is right: its error against float64 is at most twice that of the same formula in the call's own
 precision, plus 1e-5 (of the output's scale, where that is between 1e-3 and 1), or two units in the last place of fp32
-at the output's scale if that is more. Both the largest and the mean error. The rule of tests/gpu.
+at the output's scale if that is more. Both the largest and the mean error. The rule of tests/gpu, whose random calls
+also have scores so large that it allows what their sums lose, and takes up to 25 draws.
 
 The largest error of few numbers is a matter of luck, the kernel's as much as the reference's. So a call that fails by
 errors alone is made again with other values, up to five times, and its draws are judged together: by the largest errors
