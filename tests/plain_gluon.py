@@ -34,6 +34,9 @@ class Nothing:
     def __call__(self, *_: Any, **__: Any) -> Nothing:
         return self
 
+    def __bool__(self) -> bool:
+        raise TypeError("a kernel decides by what nothing stands for here; add it to plain_gluon.py")
+
 
 class Tensor(np.ndarray):
     """A tensor of any shape, numbers included."""
@@ -45,8 +48,14 @@ class Tensor(np.ndarray):
         quotient = abs(np.asarray(self)) // abs(np.asarray(other))
         return tensor(np.where((self < 0) != (np.asarray(other) < 0), -quotient, quotient), self.dtype)
 
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return tensor(other, self.dtype) // self
+
     def __mod__(self, other: Any) -> Tensor:
         return self - self // other * other
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return tensor(other, self.dtype) % self
 
 
 class Pointer:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plain_gluon import Nothing, Pointer, kernels, tensor
 
+pytestmark = pytest.mark.slow(30)
 CU_Q, CU_K, USED_Q, USED_K, BOTTOM_RIGHT, SUMS_Q, SUMS_K = 1, 2, 4, 8, 16, 1 << 20, 1 << 21
 UNBOUNDED = 2**31 - 1
 BLOCK_N = 128
