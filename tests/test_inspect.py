@@ -783,6 +783,14 @@ def test_the_checksum_beside_it(tmp_path):
     assert problems(path) == [f"{path.name} does not have the digest of {path.name}.sha256"]
 
 
+def test_a_note_stays_in_its_line(tmp_path, capsys):
+    named = tmp_path / "a\nwhole: all.tar.gz"
+    named.symlink_to(small_release().tarball)
+    assert main(["inspect", str(named), "--verify"]) == 0
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
+    assert note == "note: a\\nwhole: all.tar.gz.sha256 is missing, so the tarball as a whole was not checked"
+
+
 def test_problems_are_the_exit_code(folder, capsys):
     (folder / "share/kiln/LICENSE").unlink()
     assert main(["inspect", str(folder), "--verify"]) == 6

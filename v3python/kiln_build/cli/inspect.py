@@ -89,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(escaped(describe(artifact, absent)))
         if report:
             print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {verify.counts(report)} checked")
-            print("".join(f"note: {note}\n" for note in report.notes), end="")
+            for note in report.notes:
+                print(escaped(f"note: {note}", has_lines=False))
     if report:
         verify.refuse_problems(report, arguments.artifact)
     return 0
