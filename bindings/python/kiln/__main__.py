@@ -13,18 +13,18 @@ from collections.abc import Sequence
 
 from kiln_recipe.errors import NotServed
 
-_MEASURING = {
+_OF_BENCH = {
     "bench": "kiln_bench.command", "tune": "kiln_bench.tune.command", "verify-device": "kiln_bench.verify.command",
 }  # fmt: skip
-_USAGE = f"usage: python -m kiln info [--json], or --help behind {', '.join(_MEASURING)}"
+_USAGE = f"usage: python -m kiln info [--json], or one of {', '.join(_OF_BENCH)} with --help"
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a command; returns the exit code: 2 for a word that cannot be, 5 where the libraries cannot be loaded, 7
-    where what it prints cannot be written, 10 where no pack can be used, 141 where the output is not read; of what
-    measures those of kiln_bench."""
-    if words and words[0] in _MEASURING:
-        return importlib.import_module(_MEASURING[words[0]]).main(words)
+    """Runs a command; returns the exit code: 2 for an invalid argument, 5 where the libraries cannot be loaded, 7
+    where what it prints cannot be written, 10 where no pack can be used, 141 where the output is not read; for
+    the commands of kiln_bench, theirs."""
+    if words and words[0] in _OF_BENCH:
+        return importlib.import_module(_OF_BENCH[words[0]]).main(words)
     code, text = _answer(words)
     if code not in (0, NotServed.exit_code):
         _say(text)
