@@ -275,6 +275,9 @@ def test_a_pack_that_cannot_be_read_is_no_pack_that_is_not_there(tmp_path, capsy
     assert cli.main(["diff", str(folder), str(small_release().tarball)]) == 6
     path.unlink()
     assert report(folder, output) == 0
+    path.mkdir()
+    assert report(folder, tmp_path / "other.html") == 6
+    assert "nvidia-sm_90.pack cannot be read (Is a directory); unpack" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from kiln_recipe.errors import ArtifactError
 
 _NOT_INSTALLED = "is not installed: it is in another part of the release, called after the target"
 _MISSING, _OTHER, _DAMAGED = "is missing", "is not the one that the manifest names", "is truncated or damaged"
-_UNREAD = ", which this Kiln does not read"
 
 
 def absent_packs(release: Release) -> dict[str, str]:
@@ -62,7 +61,7 @@ def refuse_damaged(release: Release, absent: Mapping[str, str]) -> None:
     Raises:
         ArtifactError: there is such a pack.
     """
-    unreadable = {target: why for target, why in absent.items() if why == _DAMAGED or why.endswith(_UNREAD)}
+    unreadable = {target: why for target, why in absent.items() if why not in (_NOT_INSTALLED, _MISSING, _OTHER)}
     if unreadable:
         raise ArtifactError(
             f"{release.path} is damaged: {'; '.join(sentences_of(release, unreadable))}; unpack or install it anew"
@@ -91,7 +90,7 @@ def _problem(blocks: Iterable[bytes], size: int, target: Mapping[str, Any], size
     try:
         digest = pack.index_digest(bytes(start), size, target["pack"])
     except pack.UnknownFormat as error:
-        return f"is of format {error.version}{_UNREAD}"
+        return f"is of format {error.version}, which this Kiln does not read"
     except ArtifactError:
         return _DAMAGED
     if digest != target.get("index"):
