@@ -14,7 +14,7 @@ WIDTHS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
 MOST_SCORES = 1 << 25
 # Fewer numbers than these make the largest error a matter of luck.
 FEWEST_ELEMENTS = 512
-MOST_ROWS = 1 << 20  # of all heads, each of which may be 256 wide, and the reference has them in float64
+MOST_ROWS = 1 << 20  # of all heads together: each may be 256 wide, and the reference holds them in float64
 
 
 class _Draw(random.Random):
