@@ -142,6 +142,9 @@ def test_nothing_that_can_run(bench, monkeypatch):
     assert bench("kiln") == 10 and "no image was run" in bench.err
     bench.behaves("refuses")
     assert bench("kiln") == 7 and "there is no device 0 of amd's" in bench.err
+    bench.behaves("damaged")
+    for words in ([], ["--select", "dtype=bf16"]):
+        assert bench("kiln", *words) == 6 and "kiln/include lacks the headers" in bench.err
     monkeypatch.setattr(memory, "load", lambda vendor: None)
     assert bench("kiln") == 7 and "there is no driver of amd" in bench.err
     assert bench("nowhere") == 7 and places.RIGHT in bench.err

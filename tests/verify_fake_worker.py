@@ -38,6 +38,9 @@ if "refuses" in CONFIGURATIONS:
 if "lists nothing" in CONFIGURATIONS and sys.argv[-1] == "list":
     print(json.dumps({"refused": "sm_90: nvidia-sm_90.pack is corrupt", "code": 7}), flush=True)
     sys.exit()
+if "damaged" in CONFIGURATIONS:
+    print(json.dumps({"refused": "kiln/include lacks the headers", "code": 6}), flush=True)
+    sys.exit()
 variants = [variant(number, how) for number, how in enumerate(CONFIGURATIONS)]
 print(json.dumps({"device": DEVICE, "version": "0.1.0b", "variants": variants}), flush=True)
 for line in sys.stdin:

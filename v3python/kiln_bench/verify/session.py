@@ -35,6 +35,7 @@ WORKER = (sys.executable, "-m", "kiln_bench.verify.worker")
 TIMEOUT = 240.0  # seconds of one image, loading it and the host's formula included
 _BETWEEN_SAVES = 2.0
 _MOST_LOSSES = 5  # of processes one after another: then the device is gone, and not an image wrong
+_REFUSALS = {kind.exit_code: kind for kind in (ArtifactError, NotServed)}
 _OF_VARIANT = ("key", "operation", "kernel", "functional", "configuration", "specialization", "registers",
                "shared_bytes", "spill_bytes")  # fmt: skip
 
@@ -57,6 +58,7 @@ class Process:
         """Starts it; returns what it runs on.
 
         Raises:
+            ArtifactError: the release is damaged.
             EnvironmentProblem, NotServed: it cannot run there.
         """
         own = str(Path(__file__).resolve().parents[2])
@@ -71,7 +73,7 @@ class Process:
             raise EnvironmentProblem(f"the process that calls the release {found}, before its first call")
         if "refused" in found:
             self.end()
-            raise (NotServed if found["code"] == NotServed.exit_code else EnvironmentProblem)(found["refused"])
+            raise _REFUSALS.get(found["code"], EnvironmentProblem)(found["refused"])
         return found
 
     def ask(self, variant: Mapping[str, Any]) -> dict[str, Any]:
