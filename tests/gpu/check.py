@@ -124,7 +124,7 @@ class Expected:
         # of eps, of which the quarter is allowed. The reference's scores, rounded before, scatter them.
         is_alike = name == "dv" and call.inputs == "uniform" and dtype != torch.float32
         alike = torch.finfo(dtype).eps / 4 if is_alike else 0.0
-        return alike + weight_share(self.exact["lse"], call.width, dtype)
+        return alike + weight_share(self.exact["lse"], dtype)
 
     def judge(self, outputs: Outputs) -> Verdict:
         verdict = Verdict()

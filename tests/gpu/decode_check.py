@@ -110,7 +110,7 @@ class DecodeRun:
         with honest_precision(), torch.no_grad():
             exact, low = self.solve(torch.float64), self.solve(DTYPES[self.inputs.call.dtype])
         call, dtype = self.inputs.call, DTYPES[self.inputs.call.dtype]
-        share = weight_share(exact[1], call.width, dtype)
+        share = weight_share(exact[1], dtype)
         verdict.compare("out", self.out.values, exact[0], low[0], share=share)
         verdict.require(self.out.is_intact(), "out: something was written beside it")
         if self.lse is not None:

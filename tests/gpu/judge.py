@@ -70,15 +70,15 @@ def score_share(width: int, dtype: torch.dtype) -> float:
     return math.sqrt(width) * 2.0**-24 if dtype == torch.float32 else -(-width // 16) * 2.0**-23
 
 
-def weight_share(lse: torch.Tensor, width: int, dtype: torch.dtype) -> float:
-    """What part of itself a weight may be off by: in fp32, the number that its score is off by, which may be in the
-    hundreds, as its row's log-sum-exp then is. In 16 bits 0: the reference's own scores are coarser.
+def weight_share(lse: torch.Tensor, dtype: torch.dtype) -> float:
+    """What part of itself a weight may be off by, the exponential of a score less a log-sum-exp: in fp32 half a unit of
+    each, which may be in the hundreds. In 16 bits 0: the reference's own scores are coarser.
 
     Args:
         lse: in float64, of all rows.
     """
     sizes = lse[lse.isfinite()].abs()
-    return score_share(width, dtype) * sizes.max().item() if dtype == torch.float32 and sizes.numel() else 0.0
+    return 2.0**-23 * sizes.max().item() if dtype == torch.float32 and sizes.numel() else 0.0
 
 
 @dataclass
