@@ -242,6 +242,7 @@ def test_from_a_store_nothing_is_compiled_and_what_is_missing_is_named(tmp_path,
         with pytest.raises(MissingImages) as caught:
             build.build(of_amd(tmp_path, KILN_FROM_STORE="1", KILN_LOG_JSON=str(log), **more))
         first, *lines = str(caught.value).splitlines()
+        assert caught.value.has_lines
         assert first.startswith(f"the store {tmp_path / 'work/store'} lacks {len(lines)} of {len(there) + len(lines)} ")
         assert all(f"{of}" in line and line.split(" (key ")[0].strip() not in there for line in lines)
         said = [json.loads(line) for line in log.read_text().splitlines()]

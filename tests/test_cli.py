@@ -11,14 +11,16 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kiln_build import __version__, cli
 from kiln_build.store.local import LocalStore
+from kiln_recipe.console.guard import guarded
 from kiln_recipe.console.usage import Parser
-from kiln_recipe.errors import ToolchainError
+from kiln_recipe.errors import BuildFailed, EnvironmentProblem, MissingImages, NativeBuildError, ToolchainError
 from test_cli_store import INFO, Image
 
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
@@ -447,3 +449,12 @@ def test_no_refusal_of_an_empty_word_says_a_word_twice(verb):
                 action.type(word)
             except Exception as error:  # noqa: BLE001  (argparse's, a UsageError, or that of a number)
                 assert not re.search(r"\b(\w+) \1\b", str(error)), (action.dest, str(error))
+
+
+@pytest.mark.parametrize("error", [BuildFailed, MissingImages, NativeBuildError, partial(EnvironmentProblem, has_lines=True)])
+def test_a_list_below_a_sentence_keeps_its_lines(error, capsys):
+    def fail(words: list[str]) -> int:
+        raise error("2 are not there:\n  one\x1b[2J\n  two")
+
+    assert guarded(fail, ["build"]) == error("").exit_code
+    assert capsys.readouterr().err == "kiln: 2 are not there:\n  one\\x1b[2J\n  two\n"

@@ -233,8 +233,9 @@ def test_a_worker_of_another_toolchain_is_refused_by_name(one, cluster):
 
 def test_no_worker_that_can_compile_ends_the_build(one, cluster):
     start_workers(cluster, "eve", **{cluster_tasks.IDENTITY: "2" * 64})
-    with pytest.raises(EnvironmentProblem, match=r"none of the workers of .* can compile(.|\n)*\n  eve .*22222"):
+    with pytest.raises(EnvironmentProblem, match=r"none of the workers of .* can compile(.|\n)*\n  eve .*22222") as caught:
         one.run(cluster.address, 1)
+    assert caught.value.has_lines
 
 
 DAMAGE = """

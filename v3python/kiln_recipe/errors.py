@@ -88,6 +88,10 @@ class EnvironmentProblem(KilnError):
 
     exit_code = 7
 
+    def __init__(self, message: str, *, has_lines: bool = False) -> None:
+        super().__init__(message)
+        self.has_lines = has_lines
+
 
 class NativeBuildError(KilnError):
     """The C++ compiler rejected the runtime or the generated tables."""

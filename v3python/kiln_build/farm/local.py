@@ -249,10 +249,10 @@ class LocalExecutor(Executor[Id]):
             self._failed_starts += 1
             if self._failed_starts >= _START_ATTEMPTS:
                 said = one.log.read_text(errors="replace").strip().splitlines()[-3:]
-                sentence = f"workers end before they are ready ({spell_exit(code)})"
-                problem = EnvironmentProblem("\n  ".join([sentence, *said]))
-                problem.has_lines = True
-                raise problem
+                raise EnvironmentProblem(
+                    f"workers end before they are ready ({spell_exit(code)})" + "".join(f"\n  {line}" for line in said),
+                    has_lines=True,
+                )
         one.connection.close()
         if one.pidfd is not None:
             os.close(one.pidfd)

@@ -90,7 +90,8 @@ class Roll:
         more = f"\n  and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
         return EnvironmentProblem(
             f"none of the workers of {cluster} can compile for this build; start `dask worker` in an environment with "
-            f"kiln-build and the locked toolchain of the build{listed}{more}"
+            f"kiln-build and the locked toolchain of the build{listed}{more}",
+            has_lines=True,
         )
 
     def name(self, address: str) -> str:
