@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,9 @@ import pytest
 from kiln_build import cli
 from kiln_build.artifacts import pack, reader, verify
 from small_release import linked_release, small_release
+
+
+SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 
 
 def select(tarball: Path, output: Path, *words: str) -> int:
@@ -138,6 +145,18 @@ def test_nothing_is_left_of_what_is_refused(words, tmp_path):
         assert cli.main([word.format(tarball=tarball, damaged=damaged, tmp=tmp_path) for word in words]) in (2, 6, 7)
         left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} - {damaged.name}
         assert left == {*there}
+
+
+@pytest.mark.parametrize("words", [["split"], ["select", "--target", "sm_90"]], ids=lambda words: words[0])
+def test_a_full_disk_is_named_by_the_folder(words, tmp_path):
+    verb, *options = words
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "kiln_build", verb, str(small_release().tarball), str(tmp_path / "out"), *options],
+        capture_output=True, text=True, check=False, timeout=60, cwd=SOURCE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),  # to write, as good as full
+    )  # fmt: skip
+    assert done.returncode == 7 and not done.stdout and not list(tmp_path.iterdir()), done.stderr
+    assert re.fullmatch(rf"kiln: cannot write {tmp_path}/out\S*: File too large; make room on its disk\n", done.stderr)
 
 
 def test_an_output_that_leads_in_a_circle(tmp_path, capsys):

@@ -100,6 +100,8 @@ def test_any_contents(files, tmp_path_factory):
 def test_what_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(EnvironmentProblem, match=r"cannot write .*nowhere/a_package-1.0b0-py3-none-any.whl: No such"):
         write_wheel(a_wheel({}), tmp_path / "nowhere")
+    with pytest.raises(EnvironmentProblem, match=r"cannot write /out/a_package-1.0b0-py3-none-any.whl: No such"):
+        write_wheel(a_wheel({}), tmp_path / ".passing", Path("/out"))
     monkeypatch.setattr(wheel_file, "_LARGEST", 1000)
     with pytest.raises(EnvironmentProblem, match="p/b.pack makes its wheel larger than 4 GiB"):
         write_wheel(a_wheel({"p/b.pack": bytes(1001)}), tmp_path)

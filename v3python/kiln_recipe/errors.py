@@ -150,7 +150,7 @@ def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem |
     Args:
         place: what was written to, where the error does not name it.
     """
-    if error.errno in _FULL:
+    if is_full(error):
         full = error.filename2 or error.filename or place
         return EnvironmentProblem(f"{full} cannot be written ({error.strerror}); make room on its disk")
     if error.filename:
@@ -158,6 +158,17 @@ def of_system(error: OSError, place: str = "the output") -> EnvironmentProblem |
             f"{error.filename} cannot be used ({error.strerror}); name another path, or make this one accessible"
         )
     return None
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk has no room, or fails."""
+    return error.errno in _FULL
+
+
+def unwritable(path: object, error: OSError) -> EnvironmentProblem:
+    """The sentence for a file or a folder that cannot be written."""
+    right = "make room on its disk" if is_full(error) else "give a name in a folder that can be written to"
+    return EnvironmentProblem(f"cannot write {path}: {error.strerror or error}; {right}")
 
 
 def need_output() -> None:

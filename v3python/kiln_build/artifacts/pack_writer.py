@@ -35,7 +35,7 @@ from kiln_build.artifacts.pack import (
 from kiln_build.artifacts.split import Instructions, split
 from kiln_build.base.kept import Pieces
 from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.errors import ArtifactError, unwritable
 from kiln_recipe.images.image import DescriptorInfo, ImageInfo
 from kiln_recipe.shape import is_line
 
@@ -119,7 +119,7 @@ def write_pack(
         with appear(path) as fresh:
             fresh.write_bytes(b"".join([header, index, *frames]))
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+        raise unwritable(path, error) from error
     return index_digest.hexdigest()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import EnvironmentProblem, unwritable
 
 _LEVEL = 6
 _DAY = 1 << 5 | 1  # 1980-01-01, as zip writes dates
@@ -81,8 +81,11 @@ class Wheel:
         return f"{self._stem}.dist-info/RECORD"
 
 
-def write_wheel(wheel: Wheel, folder: Path) -> Path:
+def write_wheel(wheel: Wheel, folder: Path, called: Path | None = None) -> Path:
     """Writes it into `folder`; it takes its name once it is complete.
+
+    Args:
+        called: the folder as an error names it, where `folder` is one that passes.
 
     Raises:
         EnvironmentProblem: it cannot be written, or is larger than a zip archive can be.
@@ -92,7 +95,7 @@ def write_wheel(wheel: Wheel, folder: Path) -> Path:
         with appear(path) as fresh, fresh.open("wb") as file:
             _write(wheel, file)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+        raise unwritable((called or folder) / wheel.file_name, error) from error
     return path
 
 

@@ -25,6 +25,7 @@ from kiln_build.front import source, workspace
 from kiln_build.options import words
 from kiln_build.trust import secret, sign
 from kiln_recipe import targets as table
+from kiln_recipe.console.files import output_folder
 from kiln_recipe.console.spelling import say
 from kiln_recipe.console.usage import add_targets, filled
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
@@ -198,8 +199,8 @@ def _make(artifact: Release, output: Path, arguments: argparse.Namespace) -> tup
             for headers in chosen
         ]
         wheels += [wheel.images_wheel(contents, target) for target in contents.packs]
-        output.mkdir(parents=True, exist_ok=True)
-        made = wheel.write(wheels, output, arguments.replace)
+        with output_folder(str(output)) as folder:
+            made = wheel.write(wheels, folder, arguments.replace)
         return made, list(contents.packs), left_out + _without_library(artifact)
 
 

@@ -17,7 +17,7 @@ from kiln_build.release.release import unpack
 from kiln_recipe import digests
 from kiln_recipe.console.appear import appear, passing_folder
 from kiln_recipe.console.progress import Progress
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln_recipe.errors import ArtifactError, UsageError, unwritable
 
 _NAMES = {CONTENTS: "contents", INDEX: "indexes", MANIFEST: "manifest", FILE: "files", STORED: "groups", RAW: "groups",
           SPLIT: "groups"}  # fmt: skip
@@ -65,7 +65,7 @@ def make(before: Release, after: Release, path: Path, progress: Progress) -> Mad
             apply(before, fresh, place / "tried", progress)
             made.sha256, made.bytes = digests.measure_file(fresh)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+        raise unwritable(path, error) from error
     return made
 
 

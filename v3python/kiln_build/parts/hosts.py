@@ -28,7 +28,7 @@ from kiln_recipe.console.appear import appear
 from kiln_recipe.console.progress import Progress, make_progress
 from kiln_recipe.console.spelling import say
 from kiln_recipe.console.tables import plural
-from kiln_recipe.errors import ArtifactError, BuildFailed, EnvironmentProblem, UsageError
+from kiln_recipe.errors import ArtifactError, BuildFailed, UsageError, unwritable
 from kiln_recipe.images.image import Image
 
 _RUNTIME = "lib/libkiln.so.0"
@@ -188,5 +188,5 @@ def _put(made: Release, output: Path) -> Path:
             with appear(statement.provenance_of(path)) as fresh:
                 shutil.copyfile(came, fresh)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {statement.provenance_of(path)}: {error.strerror}") from error
+        raise unwritable(statement.provenance_of(path), error) from error
     return path

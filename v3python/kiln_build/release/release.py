@@ -33,7 +33,7 @@ from kiln_build.origin import bill
 from kiln_build.release import package, portable, replacement
 from kiln_build.trust import statement
 from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, unwritable
 
 PLATFORM = "manylinux_2_28_x86_64"
 NOTICES = "share/kiln"
@@ -119,7 +119,7 @@ def lay_out(contents: Contents, stage: Path) -> None:
                     _put(library, contents.libraries[adapter.library])
                 _lay_out_adapter(stage, folder, adapter, contents)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {error.filename or stage}: {error.strerror}") from error
+        raise unwritable(error.filename or stage, error) from error
 
 
 def name_images_again(stage: Path, folder: Path, packs: Iterable[str], notices: Iterable[str]) -> None:
@@ -215,7 +215,7 @@ def put(
             for old in (checksum, *beside):
                 old.unlink(missing_ok=True)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}") from error
+        raise unwritable(path, error) from error
     return path
 
 

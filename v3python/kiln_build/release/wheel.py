@@ -324,7 +324,7 @@ def write(wheels: Iterable[Wheel], output: Path, replace: bool) -> list[Path]:
         EnvironmentProblem: it cannot be written.
     """
     with passing_folder(".kiln-wheels-", output) as folder:
-        fresh = {output / path.name: path for path in (write_wheel(wheel, folder) for wheel in wheels)}
+        fresh = {output / path.name: path for path in (write_wheel(wheel, folder, output) for wheel in wheels)}
         if not replace:
             replacement.check_files(fresh)
         for path, new in fresh.items():

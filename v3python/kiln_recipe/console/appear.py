@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import is_full, unwritable
 
 
 @contextlib.contextmanager
@@ -41,17 +41,23 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with appear(path) as fresh:
             fresh.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write {path}: {error.strerror or error}; give a name in a folder that can be written to"
-        ) from error
+        raise unwritable(path, error) from error
 
 
 @contextlib.contextmanager
 def passing_folder(prefix: str, within: Path) -> Iterator[Path]:
-    """An empty folder for as long as it is needed; also an interruption while it is being removed leaves nothing."""
+    """An empty folder for as long as it is needed; also an interruption while it is being removed leaves nothing.
+
+    Raises:
+        EnvironmentProblem: the disk of `within` is full.
+    """
     fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
     try:
         yield fresh
+    except OSError as error:
+        if is_full(error) and not error.filename:  # as of a write, which does not say where
+            raise unwritable(within, error) from error
+        raise
     finally:
         try:
             shutil.rmtree(fresh)
