@@ -338,6 +338,12 @@ def test_certificates(one, tmp_path):
     (folder / "key.pem").unlink()
     with pytest.raises(EnvironmentProblem, match=r"has no key.pem; give a folder with ca.pem, cert.pem, key.pem"):
         connect.cluster(cluster.address, str(folder))
+    (folder / "key.pem").write_text("no key")
+    with pytest.raises(EnvironmentProblem, match=r"the certificates of KILN_SCHEDULER_TLS=\S+ cannot be used \(.*PEM"):
+        connect.cluster(cluster.address, str(folder))
+    for role in ("client", "worker"):
+        with pytest.raises(EnvironmentProblem, match=r"no certificates are there for the scheduler tls://h:1; set KILN_"):
+            connect.certificates("tls://h:1", None, role)
 
 
 def make_certificates(folder: Path) -> None:

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from kiln_build.farm.cluster import connect
 
     asked = variables.read(variables.BUILD, os.environ)
-    files = connect.certificates(arguments.scheduler, asked["scheduler_tls"])
+    files = connect.certificates(arguments.scheduler, asked["scheduler_tls"], "worker")
     options = [word for name, path in files.items() for word in (f"--{name.replace('client-', '')}", path)]
     command = [sys.executable, "-m", "dask", "worker", arguments.scheduler, *options, "--no-dashboard"]
     while True:
