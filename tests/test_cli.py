@@ -451,7 +451,9 @@ def test_no_refusal_of_an_empty_word_says_a_word_twice(verb):
                 assert not re.search(r"\b(\w+) \1\b", str(error)), (action.dest, str(error))
 
 
-@pytest.mark.parametrize("error", [BuildFailed, MissingImages, NativeBuildError, partial(EnvironmentProblem, has_lines=True)])
+@pytest.mark.parametrize(
+    "error", [BuildFailed, MissingImages, NativeBuildError, partial(EnvironmentProblem, has_lines=True)]
+)
 def test_a_list_below_a_sentence_keeps_its_lines(error, capsys):
     def fail(words: list[str]) -> int:
         raise error("2 are not there:\n  one\x1b[2J\n  two")

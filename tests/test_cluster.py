@@ -233,7 +233,8 @@ def test_a_worker_of_another_toolchain_is_refused_by_name(one, cluster):
 
 def test_no_worker_that_can_compile_ends_the_build(one, cluster):
     start_workers(cluster, "eve", **{cluster_tasks.IDENTITY: "2" * 64})
-    with pytest.raises(EnvironmentProblem, match=r"none of the workers of .* can compile(.|\n)*\n  eve .*22222") as caught:
+    said = r"none of the workers of .* can compile(.|\n)*\n  eve .*22222"
+    with pytest.raises(EnvironmentProblem, match=said) as caught:
         one.run(cluster.address, 1)
     assert caught.value.has_lines
 
@@ -342,7 +343,7 @@ def test_certificates(one, tmp_path):
     with pytest.raises(EnvironmentProblem, match=r"the certificates of KILN_SCHEDULER_TLS=\S+ cannot be used \(.*PEM"):
         connect.cluster(cluster.address, str(folder))
     for role in ("client", "worker"):
-        with pytest.raises(EnvironmentProblem, match=r"no certificates are there for the scheduler tls://h:1; set KILN_"):
+        with pytest.raises(EnvironmentProblem, match="no certificates are there for the scheduler tls://h:1; set"):
             connect.certificates("tls://h:1", None, role)
 
 

@@ -16,7 +16,6 @@ from kiln_build import cli
 from kiln_build.artifacts import pack, reader, verify
 from small_release import linked_release, small_release
 
-
 SOURCE = Path(__file__).resolve().parents[1] / "v3python"
 
 
