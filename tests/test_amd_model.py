@@ -8,7 +8,17 @@ import shutil
 
 import pytest
 
-from kiln_build.amd_model import architectures, disassembly, figures, instructions, loops, many, products, simulation
+from kiln_build.amd_model import (
+    architectures,
+    disassembly,
+    figures,
+    instructions,
+    loops,
+    many,
+    products,
+    show,
+    simulation,
+)
 from kiln_build.amd_model.figures import Facts
 from kiln_build.cli import main
 from kiln_build.front.workspace import own_workspace
@@ -294,3 +304,8 @@ def test_figures_survive_their_file():
     its = figures.ImageFigures(2.0, 2, 4, (figures.LoopFigures(0, 8, 2, 1, 2, 3.0, 4, 5, 6.0, 7.0, 8, 9, 10,
                                                                {500: 1.5}, {"LDS": 0.5}),))  # fmt: skip
     assert many.read(json.loads(json.dumps(dataclasses.asdict(its)))) == its
+
+
+def test_images_without_matrices_are_said_to_have_nothing_to_compare():
+    (line,) = show.lines([], [])
+    assert line.startswith("nothing to compare: no combination of choices that multiplies matrices is in both")

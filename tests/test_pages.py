@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import html.parser
 import re
@@ -17,6 +18,7 @@ from kiln_build.pages.markup import Markup, element, text
 from kiln_build.pages.tables import Cell
 from kiln_build.report import gather
 from kiln_build.report import page as report_page
+from kiln_recipe.errors import EnvironmentProblem
 from small_release import small_release
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b\u202e\ud800"
@@ -98,3 +100,13 @@ def test_names_of_a_release_stay_names(kind):
     assert any("<script>alert(1)</script>" in one for one in parsed.texts)
     assert "\x1b" not in whole and "\u202e" not in whole
     assert whole == "".join(report_page.page(report) if kind == "report" else page.page(found))
+
+
+def test_a_page_on_a_full_disk_leaves_nothing_and_asks_for_room(tmp_path):
+    def pieces():
+        yield "a page"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(EnvironmentProblem, match=r"^cannot write \S+/a.html: No space left on device; make room on"):
+        document.write(tmp_path / "a.html", pieces())
+    assert not list(tmp_path.iterdir())

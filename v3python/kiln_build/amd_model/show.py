@@ -56,7 +56,7 @@ def _names(row: Row) -> tuple[str, ...]:
 
 def _changes(changes: Sequence[Change]) -> Iterator[str]:
     if not changes:
-        yield "no combination of choices is in both"
+        yield "nothing to compare: no combination of choices that multiplies matrices is in both, for the same target"
         return
     header = ("TARGET", "IMAGE", "BEFORE", "AFTER", "RATIO")
     cells = [(one.target, one.name or "-", share(one.before), share(one.after), f"{one.ratio:.3f}") for one in changes]

@@ -16,7 +16,7 @@ from kiln_build.options.words import check_outside
 from kiln_build.pages.markup import Markup, element, joined, text
 from kiln_recipe.console.appear import appear
 from kiln_recipe.console.files import check_new_file
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import unwritable
 
 FILES = ("style.css", "script.js")  # beside this module
 
@@ -94,7 +94,7 @@ def write(path: Path, pieces: Iterable[str]) -> None:
         with appear(path) as fresh, fresh.open("w", encoding="utf-8") as file:
             file.writelines(pieces)
     except OSError as error:
-        raise EnvironmentProblem(f"{path} cannot be written ({error.strerror}); give another name") from error
+        raise unwritable(path, error) from error
 
 
 def details(summary: str, *inside: Markup) -> Markup:
