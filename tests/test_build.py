@@ -23,7 +23,7 @@ from kiln_build.trust import statement
 from kiln_recipe import targets
 from kiln_recipe.compile import lock
 from kiln_recipe.console.progress import make_progress
-from kiln_recipe.errors import BuildFailed, KilnError, MissingImages, UsageError
+from kiln_recipe.errors import BuildFailed, EnvironmentProblem, KilnError, MissingImages, UsageError
 from kiln_recipe.images.image import Image
 from small_release import small_release
 from store_contract import INFO
@@ -249,6 +249,18 @@ def test_from_a_store_nothing_is_compiled_and_what_is_missing_is_named(tmp_path,
         missing = next(line["missing"] for line in said if "missing" in line)
         assert {one["shard"] for one in missing} == ({1, 3} if more else {None}) and len(missing) == len(lines)
     assert "run `kiln build --shard` for 1/3, 3/3" in first and not list((tmp_path / "out").glob("*.gz"))
+
+
+def test_from_a_store_that_is_not_there_nothing_is_made(tmp_path):
+    with pytest.raises(EnvironmentProblem, match="elsewhere"):
+        build.build(of_amd(tmp_path, KILN_FROM_STORE="1", KILN_STORE=str(tmp_path / "elsewhere")))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_durations_without_a_record_are_refused_also_where_no_image_is_missing(tmp_path):
+    (tmp_path / "durations").write_text("nothing of the kind")
+    with pytest.raises(UsageError, match="tells of no variant what it took"):
+        build.build(of_amd(tmp_path, KILN_FROM_STORE="1", KILN_SHARDS="2", KILN_DURATIONS=str(tmp_path / "durations")))
 
 
 class Stubborn:

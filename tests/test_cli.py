@@ -222,6 +222,23 @@ def test_what_is_not_there_is_7_whichever_command_is_told_of_it(words, capsys, t
     assert "/nowhere" in said.err + said.out and "Traceback" not in said.err and list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_without_tuned_rules_is_7(tmp_path, capsys):
+    assert cli.main(["plan", "sm_90", "--tuning", str(tmp_path)]) == 7
+    assert f"--tuning {tmp_path} has no rules, FAMILY/TARGET.yaml; give a folder with some" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["packers=0"], "--cost packers=0 is invalid; expected a whole number from 1 on behind packers="),
+        (["pack=1", "pack=2"], "--cost pack is given twice; give it once"),
+    ],
+)
+def test_costs_that_cannot_be_meant(words, why, capsys):
+    assert cli.main(["simulate", "sm_90", *(option for word in words for option in ("--cost", word))]) == 2
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["clean"], ["store", "--store"], ["plan", "--store"], ["inspect"], ["recipes"]])
 def test_names_that_no_file_can_have(words, capsys):
     assert cli.main([*words, "a" * 300]) == 7

@@ -319,7 +319,7 @@ def test_the_verb_draws(capsys, tmp_path):
         (["--seed", "x"], "--seed x is invalid"),
         (["--cost", "lunch=1"], "--cost lunch=1 names no cost; give one of start, "),
         (["--cost", "transfer=-1"], "--cost transfer=-1 is invalid; expected a number of seconds behind transfer="),
-        (["--cost", "packers=1.5"], "expected a whole number behind packers="),
+        (["--cost", "packers=1.5"], "expected a whole number from 1 on behind packers="),
         (["--cost", "transfer=nan"], "--cost transfer=nan is invalid"),
         (["--plot", "x.png"], "--plot x.png is not the name of an SVG file"),
         (["--matrix", "aotriton", "sm_90"], "leave targets out"),

@@ -200,6 +200,13 @@ def _begun(
     raise AssertionError(there)
 
 
+def _facts(variant: Mapping[str, Any]) -> dict[str, str]:
+    """What a selection may name of a variant."""
+    facts = values_of(f"{variant['functional']} {variant['configuration']}")
+    named = {"kernel": variant["kernel"], "specialization": variant["specialization"]}
+    return {"operation": variant["operation"].partition(".")[2]} | facts | named
+
+
 def _selected(
     variants: Sequence[Mapping[str, Any]], choices: Mapping[str, tuple[str, ...]], of: str
 ) -> list[Mapping[str, Any]]:
@@ -212,13 +219,22 @@ def _selected(
         UsageError: it means none.
     """
 
-    def is_meant(variant: Mapping[str, Any]) -> bool:
-        facts = values_of(f"{variant['functional']} {variant['configuration']}")
-        facts |= {"operation": variant["operation"].partition(".")[2], "kernel": variant["kernel"],
-                  "specialization": variant["specialization"]}  # fmt: skip
-        return all(facts.get(name) in values for name, values in choices.items())
-
-    found = [variant for variant in variants if is_meant(variant)]
+    facts = [_facts(variant) for variant in variants]
+    for name, wanted in choices.items():
+        there = sorted({its[name] for its in facts if name in its})
+        if not there:
+            known = ", ".join(dict.fromkeys(name for its in facts for name in its))
+            raise UsageError(f"--select: none of the release's images{of} has a {name}; they have {known}")
+        for value in wanted:
+            if value not in there:
+                values = ", ".join(there)
+                raise UsageError(
+                    f"--select: none of the release's images{of} has {name}={value}; {name} is one of {values}"
+                )
+    found = [
+        variant for variant, its in zip(variants, facts)
+        if all(its.get(name) in values for name, values in choices.items())
+    ]  # fmt: skip
     if not found:
         raise UsageError(f"--select means none of the release's images{of}; `kiln list` shows what it has")
     return session.in_rounds(found)

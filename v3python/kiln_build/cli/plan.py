@@ -95,6 +95,10 @@ def check(arguments: argparse.Namespace) -> None:
     targets.parse(_targets(arguments))
     if not arguments.tuning.is_dir():
         raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
+    if not any(arguments.tuning.glob("*/*.yaml")):
+        raise EnvironmentProblem(
+            f"--tuning {arguments.tuning} has no rules, FAMILY/TARGET.yaml; give a folder with some, as tuning/ is"
+        )
     for word in asked.recipes:
         words.check_recipe(word, Path.cwd())
     if not arguments.store and asked.store and not Path(asked.store).is_dir():  # one to read may be read-only

@@ -140,12 +140,15 @@ def _costs(words: list[str]) -> Costs:
         name, _, value = word.partition("=")
         if name not in usual:
             raise UsageError(f"--cost {word} names no cost; give one of {', '.join(usual)}, as transfer=0.05")
+        if name in changed:
+            raise UsageError(f"--cost {name} is given twice; give it once")
         try:
             changed[name] = type(usual[name])(value)
         except ValueError:
             changed[name] = -1
-        if not 0 <= changed[name] <= 10**9:
-            what = "a whole number" if isinstance(usual[name], int) else "a number of seconds"
+        least = 1 if name == "packers" else 0
+        if not least <= changed[name] <= 10**9:
+            what = f"a whole number from {least} on" if isinstance(usual[name], int) else "a number of seconds"
             raise UsageError(f"--cost {word} is invalid; expected {what} behind {name}=")
     return dataclasses.replace(Costs(), **changed)
 
