@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import resource
 import subprocess
@@ -98,6 +99,15 @@ def test_what_is_written_is_finished_and_small(tmp_path, capsys):
     assert made.with_name(f"{made.name}.sha256").read_text().split()[0] == hashlib.sha256(made.read_bytes()).hexdigest()
     assert made.stat().st_size < tarball.stat().st_size
     assert sorted(path.name for path in tmp_path.iterdir()) == [made.name, f"{made.name}.sha256"]
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_script_opens_what_is_printed_also_if_its_name_is_not_text(locale, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "LC_ALL": locale}
+    folder = os.fsencode(tmp_path) + b"/o\xff\nx"
+    command = [sys.executable, "-m", "kiln_build", "select", small_release().tarball, folder, "--target", "sm_90"]
+    said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    assert os.path.isfile(said.removesuffix(b"\n")) and said.startswith(folder)
 
 
 def test_json_says_what_was_made(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from kiln_recipe.errors import EnvironmentProblem, escaped, forget_output
@@ -24,7 +25,8 @@ def say(text: str, *, has_lines: bool = False) -> None:
 
 
 def print_made(result: str, what: str) -> None:
-    """The result of a command that has made something, on standard output.
+    """The result of a command that has made something, on standard output. Names of files are written in the bytes that
+    they have: a script opens them.
 
     Args:
         what: says that it was made: "the release /out/x was made".
@@ -34,7 +36,13 @@ def print_made(result: str, what: str) -> None:
         BrokenPipeError: the reader has gone.
     """
     try:
-        print(result, flush=True)
+        bytes_of = getattr(sys.stdout, "buffer", None)
+        if bytes_of is None:  # a parent has closed it, or it is a notebook's
+            print(result, flush=True)
+        else:
+            sys.stdout.flush()
+            bytes_of.write(os.fsencode(result + "\n"))
+            bytes_of.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
