@@ -85,14 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     release = reader.open_tarball(Path(arguments.tarball))
     key = secret.read_key(arguments.sign, arguments.password) if arguments.sign else None
     rows = []
-    with (
-        output_folder(arguments.output) as output,
-        make_progress() as progress,
-        cut.laid_out(release, output) as parts,
-    ):
+    with output_folder(arguments.output) as out, make_progress() as progress, cut.laid_out(release, out) as parts:
         for part in parts:
             progress.message(f"packing the part {part.name}")
-            made = _write(part, output, arguments)
+            made = _write(part, out, arguments)
             progress.message(f"the part {part.name} has {quantity(made.stat().st_size)}")
             signatures = [str(path) for path in sign.sign(made, key)] if key else []
             rows.append(
@@ -102,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(rows)
     else:
-        print_made("\n".join(str(row["file"]) for row in rows), f"the parts in {output} are whole")
+        print_made("\n".join(str(row["file"]) for row in rows), f"the parts in {out} are whole")
     return 0
 
 
