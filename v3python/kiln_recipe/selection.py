@@ -5,6 +5,7 @@ Standard library only: build.sh refuses bad words before any package is installe
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kiln_recipe.errors import UsageError
@@ -60,3 +61,22 @@ def spell_selection(selection: Selection) -> str:
 def values_of(words: str) -> dict[str, str]:
     """{"dtype": "bf16", "head_dim": "64"} of "dtype=bf16 head_dim=64", a functional or a configuration."""
     return dict(word.partition("=")[::2] for word in words.split())
+
+
+def unknown(
+    settings: Sequence[Mapping[str, str]], choices: Iterable[tuple[str, Sequence[str]]]
+) -> tuple[str, str | None, list[str]] | None:
+    """The first of a selection's names or values that nothing has: (name, None, all names that there are) or (name,
+    value, all values of that name); None if all are known.
+
+    Args:
+        settings: by name, the value of each thing that may be selected.
+    """
+    for name, wanted in choices:
+        there = list(dict.fromkeys(one[name] for one in settings if name in one))
+        if not there:
+            return name, None, list(dict.fromkeys(known for one in settings for known in one))
+        for value in wanted:
+            if value not in there:
+                return name, value, there
+    return None

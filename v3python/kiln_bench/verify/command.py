@@ -23,7 +23,7 @@ from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
 from kiln_recipe.console.tables import table
 from kiln_recipe.errors import EnvironmentProblem, NotServed, UsageError, WrongResult, escaped
-from kiln_recipe.selection import values_of
+from kiln_recipe.selection import unknown, values_of
 from kiln_recipe.suggest import nearest
 
 COMMAND = "kiln verify-device"
@@ -220,17 +220,12 @@ def _selected(
     """
 
     facts = [_facts(variant) for variant in variants]
-    for name, wanted in choices.items():
-        there = sorted({its[name] for its in facts if name in its})
-        if not there:
-            known = ", ".join(dict.fromkeys(name for its in facts for name in its))
-            raise UsageError(f"--select: none of the release's images{of} has a {name}; they have {known}")
-        for value in wanted:
-            if value not in there:
-                values = ", ".join(there)
-                raise UsageError(
-                    f"--select: none of the release's images{of} has {name}={value}; {name} is one of {values}"
-                )
+    if missed := unknown(facts, choices.items()):
+        name, value, there = missed
+        said = f"--select: none of the release's images{of} has"
+        if value is None:
+            raise UsageError(f"{said} a {name}; they have {', '.join(there)}")
+        raise UsageError(f"{said} {name}={value}; {name} is one of {', '.join(sorted(there))}")
     found = [
         variant for variant, its in zip(variants, facts)
         if all(its.get(name) in values for name, values in choices.items())

@@ -22,6 +22,7 @@ from kiln_build.artifacts.manifest_model import IMAGES as IMAGES
 from kiln_build.artifacts.manifest_model import PATH as MANIFEST
 from kiln_build.base import tarball
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
+from kiln_recipe.selection import unknown
 
 if TYPE_CHECKING:
     from kiln_recipe.images.elf import AmdFacts, NvidiaFacts
@@ -249,25 +250,21 @@ def select(
         if all(row["target"] != target for row in rows):
             others = ", ".join(dict.fromkeys(row["target"] for row in rows)) or "none"
             raise UsageError(f"there are no variants for {target}, only for {others}")
-    there: dict[str, dict[str, None]] = {name: {} for name in choices}
-    for setting in map(settings_of, rows if choices else ()):
-        for name in choices.keys() & setting.keys():
-            there[name][setting[name]] = None
-    for name, wanted in choices.items():
-        values = there[name]
-        if not values:
-            known = ", ".join(dict.fromkeys(name for row in rows for name in settings_of(row)))
-            raise UsageError(f"no variant has a {name}; variants have {known}")
-        for value in wanted:
-            if value not in values:
-                reasons = (rule["reason"] for rule in rules if value in _named(rule).get(name, ()))
-                why = next((f": {reason}" for reason in reasons), "")
-                raise UsageError(f"no variant has {name}={value}{why}; {name} is one of {', '.join(values)}")
+    if not choices:
+        return [row for row in rows if not targets or row["target"] in targets]
+    settings = [settings_of(row) for row in rows]
+    if missed := unknown(settings, choices.items()):
+        name, value, there = missed
+        if value is None:
+            raise UsageError(f"no variant has a {name}; variants have {', '.join(there)}")
+        reasons = (rule["reason"] for rule in rules if value in _named(rule).get(name, ()))
+        why = next((f": {reason}" for reason in reasons), "")
+        raise UsageError(f"no variant has {name}={value}{why}; {name} is one of {', '.join(there)}")
     return [
         row
-        for row in rows
+        for row, its in zip(rows, settings)
         if (not targets or row["target"] in targets)
-        and (not choices or all(settings_of(row).get(name) in values for name, values in choices.items()))
+        and all(its.get(name) in values for name, values in choices.items())
     ]
 
 

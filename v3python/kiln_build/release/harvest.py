@@ -39,8 +39,8 @@ _COMPILE_TO_PACK = 8  # a full profile's compiles take fourteen times as long as
 def opened_store(options: Options, progress: Progress) -> Iterator[Store]:
     """The store, with the cache behind it if there is one; in the end what has yet to go to it goes."""
     access = read_access(options.build) if options.build.cache else None
-    is_all = options.build.from_store and not options.build.cache  # then a store that is new is a mistake in its name
-    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"), there=is_all)
+    must_exist = options.build.from_store and not options.build.cache  # a new one has no image, and can get none
+    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"), there=must_exist)
     if access is not None and options.build.cache:
         workers = options.build.jobs or machine.usable_cpus()
         store = open_layered(store, options.build.cache, access, workers, progress.message)

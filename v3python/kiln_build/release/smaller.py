@@ -23,7 +23,7 @@ from kiln_recipe.console.appear import passing_folder
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.errors import ArtifactError, UsageError
 from kiln_recipe.images import elf
-from kiln_recipe.selection import parse_selection, spell_selection
+from kiln_recipe.selection import parse_selection, spell_selection, unknown
 
 if TYPE_CHECKING:
     from kiln_recipe.selection import Selection
@@ -94,15 +94,12 @@ def _check(release: Release, selection: Selection) -> None:
         UsageError: no variant has such a name or value.
     """
     every = [reader.settings_of(row) for row in reader.variants_of(release)]
-    for name, values in selection:
-        known = {one[name] for one in every if name in one}
-        if not known:
-            names = ", ".join(dict.fromkeys(name for one in every for name in one))
-            raise UsageError(f"--select: no variant of {release.path} has a {name}; variants have {names}")
-        if wrong := next((value for value in values if value not in known), None):
-            raise UsageError(
-                f"--select: no variant of {release.path} has {name}={wrong}; it has {', '.join(sorted(known))}"
-            )
+    if missed := unknown(every, selection):
+        name, value, there = missed
+        said = f"--select: no variant of {release.path} has"
+        if value is None:
+            raise UsageError(f"{said} a {name}; variants have {', '.join(there)}")
+        raise UsageError(f"{said} {name}={value}; it has {', '.join(sorted(there))}")
 
 
 def _repack(path: Path, old: Pack, selection: Selection) -> None:
