@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import sys
@@ -76,3 +77,20 @@ def test_remembered_blocks_are_those_of_python(monkeypatch):
         found = inspect.getblock(lines)
         assert found == plain(list(lines))
         found.append("mine")
+
+
+def test_remembered_trees_are_those_of_the_source():
+    """Of equal sources one tree; of a source that was replaced, its own."""
+
+    class Function:
+        def __init__(self, src):
+            self.src = src
+
+        def parse(self):
+            return ast.parse(self.src)
+
+    kernel_modules.remember_trees(Function)
+    one, other = Function("def f():\n    return 1\n"), Function("def f():\n    return 1\n")
+    assert one.parse() is other.parse() and ast.dump(one.parse()) == ast.dump(ast.parse(one.src))
+    other.src = "def f():\n    return 2\n"
+    assert ast.dump(other.parse()) == ast.dump(ast.parse(other.src)) != ast.dump(one.parse())

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kiln_recipe import targets
-from kiln_recipe.compile import assembler, kernel_modules, mistakes, verifier
+from kiln_recipe.compile import assembler, kernel_modules, libraries, mistakes, verifier
 from kiln_recipe.compile.source import triton_source
 from kiln_recipe.compile.stages import FRONT_END, IMAGE, Stages
 from kiln_recipe.compile.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
@@ -78,7 +78,9 @@ def prepare_worker(toolchain: Toolchain) -> None:
         raise ToolchainError(f"a worker imports Triton from {triton.__file__} instead of {toolchain.site}")
 
     verifier.verify_once_a_stage(libtriton.ir, libtriton.llvm, libtriton.__file__)
+    libraries.link_what_is_called(libtriton.ir, libtriton.llvm)
     kernel_modules.remember_blocks()
+    kernel_modules.remember_trees(triton.JITFunction)
     gc.collect()
     gc.freeze()
     gc.disable()

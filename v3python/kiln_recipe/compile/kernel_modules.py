@@ -7,6 +7,7 @@ second, at equal length, is another file all the same.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import inspect
 import linecache
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from kiln_recipe.read.fingerprint import ALLOWED_MODULES
 
@@ -29,6 +31,24 @@ def remember_blocks() -> None:
         return tuple(split(lines))
 
     inspect.getblock = lambda lines: list(block(tuple(lines)))  # type: ignore[assignment]
+
+
+def remember_trees(function: type) -> None:
+    """From now on this process parses equal functions once: Triton's front end parses each at each call that has other
+    types, forty an image, and changes no tree.
+
+    Args:
+        function: triton's JITFunction.
+    """
+    parse = function.parse  # type: ignore[attr-defined]
+    trees: dict[str, ast.Module] = {}
+
+    def remembered(self: Any) -> ast.Module:
+        if self.src not in trees:
+            trees[self.src] = parse(self)
+        return trees[self.src]
+
+    function.parse = remembered  # type: ignore[attr-defined]
 
 
 def load(path: Path) -> ModuleType:
