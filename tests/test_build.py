@@ -259,7 +259,7 @@ def test_from_a_store_that_is_not_there_nothing_is_made(tmp_path):
 
 def test_durations_without_a_record_are_refused_also_where_no_image_is_missing(tmp_path):
     (tmp_path / "durations").write_text("nothing of the kind")
-    with pytest.raises(UsageError, match="tells of no variant what it took"):
+    with pytest.raises(UsageError, match="says of no variant what it took"):
         build.build(of_amd(tmp_path, KILN_FROM_STORE="1", KILN_SHARDS="2", KILN_DURATIONS=str(tmp_path / "durations")))
 
 

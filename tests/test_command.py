@@ -135,9 +135,9 @@ def first_packages(tmp_path_factory) -> Path:
     [
         ((*BUILD, "--recipe", "text"), 3, "/text:1: the file is 'some words'; it must be a mapping"),
         ((*BUILD, "--family", "nope"), 2, "--family (KILN_FAMILIES) names 'nope', which is not a family; the families"),
-        ((*BUILD, "--shard", "1/2", "--durations", "text"), 2, "/text tells of no variant what it took; give a copy"),
+        ((*BUILD, "--shard", "1/2", "--durations", "text"), 2, "/text says of no variant what it took; give a copy"),
         (("simulate", "--matrix", "text"), 3, "text:1: the file is 'some words'; it must be a mapping"),
-        (("simulate", "sm_90", "--durations", "text"), 2, "--durations text says of no variant what it took"),
+        (("simulate", "sm_90", "--durations", "text"), 2, "text says of no variant what it took"),
         (("simulate", "sm_90", "--recipe", "text"), 3, "/text:1: the file is 'some words'; it must be a mapping"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln_build.farm import division
+from kiln_build.farm import division, records
 from kiln_build.options.variables import MOST_SHARDS, Shard, read_shard
 from kiln_build.store.local import LocalStore
 from kiln_build.store.store import Took
@@ -67,7 +67,7 @@ def test_durations_are_read_from_a_copy_of_a_stores(tmp_path):
         store.record_duration(name, took, 2.5)
     live, copy = tmp_path / "store/durations", tmp_path / "copy"
     copy.write_bytes(live.read_bytes() + b'["torn", 1')
-    assert division.read_durations(copy) == {"a": Took(3.0, 2.5), "b": Took(2.0, 2.5)}
+    assert records.read(copy) == {"a": Took(3.0, 2.5), "b": Took(2.0, 2.5)}
     division.refuse_live(copy, store.location)
     division.refuse_live(copy, "https://cache.example.org")
     with pytest.raises(UsageError, match="changes while shards run"):
@@ -76,9 +76,9 @@ def test_durations_are_read_from_a_copy_of_a_stores(tmp_path):
 
 def test_durations_that_cannot_be(tmp_path):
     with pytest.raises(EnvironmentProblem, match="No such file"):
-        division.read_durations(tmp_path / "none")
+        records.read(tmp_path / "none")
     (tmp_path / "text").write_text("a b c\n")
-    with pytest.raises(UsageError, match="tells of no variant what it took"):
-        division.read_durations(tmp_path / "text")
+    with pytest.raises(UsageError, match="says of no variant what it took"):
+        records.read(tmp_path / "text")
     (tmp_path / "empty").touch()
-    assert division.read_durations(tmp_path / "empty") == {}
+    assert records.read(tmp_path / "empty") == {}

@@ -285,7 +285,7 @@ def test_durations_come_from_a_file_of_either_kind(capsys, small, tmp_path):
     with lines.open("ab") as file:
         file.write(b"\xff\n[]\n")
     assert json.loads(run(capsys, *words, lines)) == documents[0]
-    assert "says of no variant what it took; give a store's file" in run(capsys, *words, none, code=2)
+    assert "says of no variant what it took; give a copy of a" in run(capsys, *words, none, code=2)
     assert "cannot be read (No such file or directory)" in run(capsys, *words, tmp_path / "nowhere", code=7)
 
 

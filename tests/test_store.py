@@ -369,6 +369,27 @@ def test_durations_do_not_grow_for_ever(store):
     assert (store.root / "durations").stat().st_size < 100
 
 
+def test_durations_of_others_are_kept_while_they_are_written_anew(store):
+    """Three processes add records, and this one removes damage from among them all the while."""
+    code = """
+import sys
+from pathlib import Path
+from kiln_build.store.local import LocalStore
+store = LocalStore(Path(sys.argv[1]))
+for number in range(200):
+    store.record_duration(f"{sys.argv[2]}-{number}", number)
+    with (store.root / "durations").open("ab") as file:
+        file.write(b"damaged\\n")
+"""
+    store.record_duration("first", 1.0)
+    quiet = LocalStore(store.root, lambda said: None)
+    processes = [run_python(code, store.root, name) for name in "abc"]
+    while any(process.poll() is None for process in processes):
+        quiet.durations()
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert quiet.durations().keys() == {"first", *(f"{name}-{number}" for name in "abc" for number in range(200))}
+
+
 # ---- gc ----
 
 

@@ -92,7 +92,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def check_files(arguments: argparse.Namespace) -> None:
-    from kiln_build.foresight import records
+    from kiln_build.farm import records
     from kiln_build.release import families
 
     if arguments.matrix:
@@ -175,8 +175,9 @@ def _described(word: str) -> tuple[Subject, list[Work], None]:
 
 def _planned(arguments: argparse.Namespace) -> tuple[Subject, list[Work], dict[str, float]]:
     """The images of a release, each once, and what a store has recorded."""
+    from kiln_build.farm import records
     from kiln_build.farm.durations import Basis, Durations
-    from kiln_build.foresight import records, show
+    from kiln_build.foresight import show
     from kiln_build.foresight.simulate import Work
 
     asked = plan.read_asked(arguments)

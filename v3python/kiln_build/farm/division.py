@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from kiln_build.store import durations as records
-from kiln_build.store.store import Took
-from kiln_recipe.errors import EnvironmentProblem, UsageError
+from kiln_recipe.errors import UsageError
 
 
 def divide(seconds: Mapping[str, float], count: int) -> dict[str, int]:
@@ -31,30 +29,6 @@ def divide(seconds: Mapping[str, float], count: int) -> dict[str, int]:
         heapq.heapreplace(loads, (load + took, number))
         division[key] = number
     return division
-
-
-def read_durations(path: Path, warn: Callable[[str], object] = lambda text: None) -> dict[str, Took]:
-    """The records in a file that a user names.
-
-    Args:
-        warn: is given a sentence where lines are damaged.
-
-    Raises:
-        EnvironmentProblem: it cannot be read.
-        UsageError: it has something, and no record.
-    """
-    right = "give a copy of the file durations of a store"
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise EnvironmentProblem(f"durations cannot be read from {path} ({error.strerror}); {right}") from error
-    damaged: list[str] = []
-    known = records.decode(data, damaged.append)
-    if data and not known:
-        raise UsageError(f"{path} tells of no variant what it took; {right}")
-    if damaged:
-        warn(f"warning: durations in {path}: {damaged[0]}: passed over")
-    return known
 
 
 def refuse_live(durations: Path, store: str) -> None:

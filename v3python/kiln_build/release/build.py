@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
-from kiln_build.farm import division
+from kiln_build.farm import records
 from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
@@ -57,7 +57,7 @@ def build(options: Options) -> Path | None:
             _build_shard(options, options.build.shard, progress)
             return None
         if options.build.durations:  # refused also where nothing is missing, and so no image is in a shard
-            division.read_durations(Path(options.build.durations))
+            records.read(Path(options.build.durations))
         chosen = families.choose(options.source, options.build)
         name = naming.name_of(options.version, options.build, chosen.only or chosen.added, bool(chosen.only))
         named = replace(options, version=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln_build.farm import division
+from kiln_build.farm import records
 from kiln_build.options.variables import NAMED, BuildVariables
 from kiln_recipe.errors import UsageError
 from kiln_recipe.model import Recipe
@@ -65,7 +65,7 @@ def check_files(tree: Path, build: BuildVariables) -> None:
     """
     choose(tree, build)
     if build.durations:
-        division.read_durations(Path(build.durations))
+        records.read(Path(build.durations))
 
 
 def _families(own: list[Recipe], named: list[Recipe], only: bool) -> Families:

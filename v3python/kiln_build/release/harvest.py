@@ -14,7 +14,7 @@ from typing import Any
 from kiln_build.base import machine
 from kiln_build.cache.access import read_access
 from kiln_build.cache.layered import open_layered
-from kiln_build.farm import division, farm
+from kiln_build.farm import division, farm, records
 from kiln_build.farm.durations import Durations
 from kiln_build.farm.job import COMPILED, SHARED, Job
 from kiln_build.farm.options import FarmOptions
@@ -146,7 +146,7 @@ def divided(
     """The key of each variant, by name, and the shard of each key: by what its first variant will take."""
     if options.build.durations:
         division.refuse_live(Path(options.build.durations), options.store)
-    known = division.read_durations(Path(options.build.durations), say) if options.build.durations else {}
+    known = records.read(Path(options.build.durations), say) if options.build.durations else {}
     expected = Durations(known)
     keys, seconds = {}, {}
     for variant in the_plan.variants:

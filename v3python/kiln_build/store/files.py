@@ -6,6 +6,7 @@
       ir/<i2>/<ir>                an entry: what an IR with this digest was compiled to
       objects/<d2>/<digest>.zst   one zstd frame; <digest> is the SHA-256 of what it decodes to
       locks/<ir>                  locked by the process that compiles this IR
+      locks/durations             locked by who adds to durations, or writes it anew
       builds/<name>               locked by a running build; its mtime is when the build began
       gc                          locked by the one gc that may run
       durations                   advice for the scheduler: lines of JSON, as durations.py has them

@@ -122,7 +122,8 @@ class LocalStore(Store):
         known = durations.decode(data, damaged.append)
         if damaged or data.count(b"\n") > 2 * len(known) + 1000:
             done = "passed over"
-            with contextlib.suppress(EnvironmentProblem):
+            with contextlib.suppress(EnvironmentProblem, FileNotFoundError, Unreadable), self._durations_locked():
+                known = durations.decode(self.files.folder.read(path, _LARGEST_DURATIONS)[0])
                 self.files.folder.write(path, b"".join(durations.encode(*pair) for pair in known.items()))
                 done = "removed"
             if damaged:
@@ -133,8 +134,12 @@ class LocalStore(Store):
 
     def record_duration(self, name: str, seconds: float, cpu: float | None = None) -> None:
         self.files.begin()
-        with contextlib.suppress(EnvironmentProblem):  # advice is not worth a failed build
+        with contextlib.suppress(EnvironmentProblem), self._durations_locked():  # advice is not worth a failed build
             self.files.folder.append(self.root / "durations", durations.encode(name, Took(seconds, cpu)))
+
+    def _durations_locked(self) -> AbstractContextManager[None]:
+        """Held by who adds a record, and by who writes the file anew: the record would be lost with the older file."""
+        return self.files.folder.locked(self.root / "locks" / "durations")
 
     # ---- upkeep ----
 
