@@ -79,6 +79,8 @@ def _ledger() -> list[tuple[str, ...]]:
         if kept:
             chosen = plan.make_plan([flash], [target], "full", (), ROOT / "tuning", "chosen").variants
             keys = {kept.name(place): line.key for place, line in kept.lines.items()}
+            if missing := [one.name for one in chosen if one.name not in keys]:
+                raise errors.UsageError(f"the ledger of {target.name} lacks {missing[0]}; run `kiln ledger --update`")
             counts = len(chosen), len({keys[one.name] for one in chosen}), len(keys), len({*keys.values()})
             rows.setdefault(counts, []).append(f"`{target.name}`")
     return [(", ".join(names), *map("{:,}".format, counts)) for counts, names in rows.items()]

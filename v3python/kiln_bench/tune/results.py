@@ -16,9 +16,9 @@ from kiln_bench.tune import table as tables
 from kiln_bench.tune.measure import loss, winner
 from kiln_bench.tune.session import MADE_BY, RIGHT, Session
 from kiln_recipe.console.appear import write_whole
-from kiln_recipe.console.spelling import say
+from kiln_recipe.console.spelling import print_text, say
 from kiln_recipe.console.tables import few, table
-from kiln_recipe.errors import NotServed, WrongResult, escaped
+from kiln_recipe.errors import NotServed, WrongResult
 
 if TYPE_CHECKING:
     from kiln_recipe.model import Recipe
@@ -63,7 +63,7 @@ def finish(wanted: Wanted, recipe: Recipe, session: Session, left: int) -> int:
     if wanted.is_json:
         print(json.dumps({**session.document(), "left": left, "rules": found}, indent=1))
     else:
-        print(escaped(_table(rows)))
+        print_text(_table(rows))
     for line in refusals(session):
         say(line)
     if left and wanted.is_check:

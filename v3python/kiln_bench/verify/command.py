@@ -21,8 +21,9 @@ from kiln_recipe.console import usage
 from kiln_recipe.console.files import check_new_file
 from kiln_recipe.console.guard import run_verb
 from kiln_recipe.console.progress import make_progress
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import table
-from kiln_recipe.errors import EnvironmentProblem, NotServed, UsageError, WrongResult, escaped
+from kiln_recipe.errors import EnvironmentProblem, NotServed, UsageError, WrongResult
 from kiln_recipe.selection import unknown, values_of
 from kiln_recipe.suggest import nearest
 
@@ -112,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         found, left = _verified(arguments)
         shown = _shown(found, left, arguments.json)
-    print(escaped(shown))
+    print_text(shown)
     counts = found.document()["counts"]
     if counts["wrong"]:
         raise WrongResult(

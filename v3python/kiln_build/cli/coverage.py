@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from kiln_build.options.words import check_there
 from kiln_recipe import targets
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, filled
-from kiln_recipe.errors import NotServed, escaped
+from kiln_recipe.errors import NotServed
 from kiln_recipe.selection import PROFILES
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(show.document(source, models, verdicts))
     else:
         for line in show.lines(source, models, verdicts, arguments.images):
-            print(escaped(line))
+            print_text(line)
     if arguments.check and (refused := [one for one in verdicts if not one.is_served]):
         first = refused[0]
         raise NotServed(

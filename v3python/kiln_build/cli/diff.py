@@ -7,10 +7,11 @@ from pathlib import Path
 
 from kiln_build.base import ROOT
 from kiln_build.options.words import check_there
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
-from kiln_recipe.errors import EnvironmentProblem, escaped
+from kiln_recipe.errors import EnvironmentProblem
 
 EXAMPLE = """\
 kiln diff old/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz
@@ -66,5 +67,5 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(show.document(found))
     else:
         for line in show.text(found, arguments.all):
-            print(escaped(line))
+            print_text(line)
     return 0 if found.is_empty else DIFFERS

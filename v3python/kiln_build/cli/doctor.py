@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kiln_build.base import ROOT
-from kiln_recipe.console.spelling import spell_size
+from kiln_recipe.console.spelling import print_text, spell_size
 from kiln_recipe.console.usage import path
-from kiln_recipe.errors import EnvironmentProblem, KilnError, escaped
+from kiln_recipe.errors import EnvironmentProblem, KilnError
 
 EXAMPLE = """
 kiln doctor                       exit code 7 if a build would not work
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
-            print(escaped(f"{finding.state:4}  {finding.what:12} {finding.detail}", has_lines=False))
+            print_text(f"{finding.state:4}  {finding.what:12} {finding.detail}", has_lines=False)
     return EnvironmentProblem.exit_code if any(finding.state == "bad" for finding in findings) else 0
 
 

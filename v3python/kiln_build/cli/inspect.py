@@ -19,9 +19,10 @@ from kiln_build.artifacts import manifest_model, presence, verify
 from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
 from kiln_build.options.words import check_there
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import plural, print_json, quantity, span, table
 from kiln_recipe.console.usage import filled
-from kiln_recipe.errors import UsageError, escaped
+from kiln_recipe.errors import UsageError
 
 EXAMPLE = """\
 kiln inspect output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --verify
@@ -86,11 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
             document["verified"] = asdict(report)
         print_json(document)
     elif not is_damaged:
-        print(escaped(describe(artifact, absent)))
+        print_text(describe(artifact, absent))
         if report:
             print(f"\n{'whole' if report.complete else 'whole as far as it was read'}: {verify.counts(report)} checked")
             for note in report.notes:
-                print(escaped(f"note: {note}", has_lines=False))
+                print_text(f"note: {note}", has_lines=False)
     if report:
         verify.refuse_problems(report, arguments.artifact)
     return 0

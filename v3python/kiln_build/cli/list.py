@@ -14,9 +14,10 @@ from kiln_build.artifacts import reader as inspect
 from kiln_build.artifacts.reader import ImageFile, PackFile, Release
 from kiln_build.options.words import check_there
 from kiln_recipe import targets
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import plural, print_json, table, table_lines
 from kiln_recipe.console.usage import add_targets, filled, selection
-from kiln_recipe.errors import UsageError, escaped
+from kiln_recipe.errors import UsageError
 
 EXAMPLE = """\
 kiln list output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --target sm_90
@@ -82,17 +83,17 @@ def run(arguments: argparse.Namespace) -> int:
         facts.append(row.get("ptx_version") or usual.get(row["target"], {}).get("ptx_version", "-"))
         lines.append((*name, row["key"] if arguments.keys else row["key"][:12], *facts))
     for line in table_lines(header, lines, header[6:]):
-        print(escaped(line))
+        print_text(line)
     reasons = Counter(row["unavailable"] or "no reason given" for row in rows if row["image"] is None)
     for reason, count in sorted(reasons.items()):
-        print(escaped(f"without an image: {count}: {reason}"))
+        print_text(f"without an image: {count}: {reason}")
     if isinstance(artifact, Release):
         for sentence in presence.sentences_of(artifact, absent):
-            print(escaped(sentence))
+            print_text(sentence)
     if rules and arguments.missing:
         columns = ("TARGET", "KERNEL", "LEFT OUT", "WHERE", "REASON")
         lines = [(r["target"], r["kernel"], r["variants"], _where(r), r["reason"]) for r in rules]
-        print(escaped("\n" + table(columns, lines, columns[2:3])))
+        print_text("\n" + table(columns, lines, columns[2:3]))
     elif rules:
         combinations = plural(sum(rule["variants"] for rule in rules), "combination")
         print(f"left out by the profile, the selection or the recipe: {combinations}; --missing shows by which rules")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from kiln_build.options.words import check_there
 from kiln_recipe import targets
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import add_targets, count, filled, selection
-from kiln_recipe.errors import UsageError, escaped
+from kiln_recipe.errors import UsageError
 
 EXAMPLE = """\
 kiln model output/kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --target gfx942
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(show.document(found, changes))
         return 0
     for line in show.lines(found, changes):
-        print(escaped(line))
+        print_text(line)
     return 0
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from kiln_build.base import ROOT, machine
 from kiln_build.options import options, words
 from kiln_recipe import targets
-from kiln_recipe.console.spelling import say, spell_estimate
+from kiln_recipe.console.spelling import print_text, say, spell_estimate
 from kiln_recipe.console.tables import plural, table_lines
 from kiln_recipe.console.usage import add_families, count, filled, one_of, path, selection
-from kiln_recipe.errors import EnvironmentProblem, ToolchainError, escaped
+from kiln_recipe.errors import EnvironmentProblem, ToolchainError
 from kiln_recipe.selection import CONFIGURATIONS, PROFILES
 
 if TYPE_CHECKING:
@@ -122,12 +122,12 @@ def run(arguments: argparse.Namespace) -> int:
     _print_counts(the_plan, times, jobs, shares)
     if arguments.variants:
         print()
-        print(escaped("\n".join(variant.name for variant in the_plan.variants)))
+        print_text("\n".join(variant.name for variant in the_plan.variants))
     if arguments.explain:
         for kernel in the_plan.kernels:
             print()
-            print(escaped(f"{_kernel_name(kernel)} on {kernel.target.name}"))
-            print(escaped("\n".join(f"  {line}" for line in explain(kernel, shares))))
+            print_text(f"{_kernel_name(kernel)} on {kernel.target.name}")
+            print_text("\n".join(f"  {line}" for line in explain(kernel, shares)))
     return 0
 
 
@@ -272,7 +272,7 @@ def _print_counts(the_plan: Plan, times: _Times, jobs: int, shares: Shares) -> N
         )
     if all(line[-1] == "-" for line in table[1:]):
         table = [line[:-1] for line in table]
-    print(escaped("\n".join(table_lines(table[0], table[1:], _NUMBERS))))
+    print_text("\n".join(table_lines(table[0], table[1:], _NUMBERS)))
     total = sum(row.seconds for row in rows)
     variants, on = plural(len(the_plan.variants), "variant"), plural(len(the_plan.targets), "target")
     print(

@@ -11,11 +11,11 @@ from pathlib import Path
 from kiln_build.base import ROOT
 from kiln_build.options import options
 from kiln_build.options.words import check_there
-from kiln_recipe.console.spelling import say
+from kiln_recipe.console.spelling import print_text, say
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
-from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 EXAMPLE = """\
 kiln rebuild --verify kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(verdict.document(found))
     else:
         for line in verdict.text(found):
-            print(escaped(line))
+            print_text(line)
     return 0 if found.is_identical else DIFFERS
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT, command
 from kiln_recipe import targets
-from kiln_recipe.console.spelling import say
+from kiln_recipe.console.spelling import print_text, say
 from kiln_recipe.console.usage import path
-from kiln_recipe.errors import UsageError, escaped
+from kiln_recipe.errors import UsageError
 
 if TYPE_CHECKING:
     from kiln_recipe.model import Argument, Kernel, Operation, Parameter, Recipe
@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([_recipe(one) for one in recipes], indent=2))
         return 0
     for one in recipes:
-        print(escaped(f"{one.family}  {one.summary}".rstrip()))
-        print(escaped(f"  {_shown(one.path)}"))
+        print_text(f"{one.family}  {one.summary}".rstrip())
+        print_text(f"  {_shown(one.path)}")
         for operation in one.operations:
             _print_operation(one, operation)
     return 0
@@ -93,10 +93,10 @@ def _write_new(arguments: argparse.Namespace) -> int:
     output = arguments.output or arguments.new.parent / "recipe.yaml"
     checks = write.write(arguments.new, names, output)
     recipe.load(output)
-    print(escaped(f"wrote {_shown(output)}; {checks} places to check are marked TODO"))
+    print_text(f"wrote {_shown(output)}; {checks} places to check are marked TODO")
     kiln = command()
-    print(escaped(f"next: {kiln} plan sm_90 --recipe {shlex.quote(_shown(output))}"))
-    print(escaped(f"then: {kiln} build input workspace output 0.1.0b sm_90 --recipe {shlex.quote(_shown(output))}"))
+    print_text(f"next: {kiln} plan sm_90 --recipe {shlex.quote(_shown(output))}")
+    print_text(f"then: {kiln} build input workspace output 0.1.0b sm_90 --recipe {shlex.quote(_shown(output))}")
     return 0
 
 
@@ -137,7 +137,7 @@ _MATCHES = {
 
 
 def _print_operation(one: Recipe, operation: Operation) -> None:
-    print(escaped(f"  {one.family}.{operation.name}  {operation.summary}".rstrip()))
+    print_text(f"  {one.family}.{operation.name}  {operation.summary}".rstrip())
     print(f"    arguments  {', '.join(f'{a.name}: {_type(a)}' for a in operation.arguments)}")
     for choice in operation.choices:
         serves = _MATCHES[choice.match]

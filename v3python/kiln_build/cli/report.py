@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from kiln_build.base import ROOT
 from kiln_build.options.words import check_there
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError, escaped
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from kiln_build.difference.side import Side
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(gather.document(report))
     else:
-        print(escaped(f"wrote {output}"))
+        print_text(f"wrote {output}")
     return 0
 
 

@@ -14,10 +14,10 @@ from kiln_build.base import ROOT
 from kiln_build.cli import plan
 from kiln_build.options import options
 from kiln_recipe.console.files import check_apart, check_new_file, kind_of
-from kiln_recipe.console.spelling import say
+from kiln_recipe.console.spelling import print_text, say
 from kiln_recipe.console.tables import print_json
 from kiln_recipe.console.usage import count, filled, number, several
-from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from kiln_build.foresight.costs import Costs
@@ -92,8 +92,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def check_files(arguments: argparse.Namespace) -> None:
-    from kiln_build.farm import records
-    from kiln_build.release import families
+    from kiln_build.release import families, records
 
     if arguments.matrix:
         _matrix(arguments.matrix)
@@ -127,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(show.document(subject, cases, costs, arguments.seed, arguments.spot))
     else:
         for line in show.lines(subject, cases):
-            print(escaped(line))
+            print_text(line)
     return 0
 
 
@@ -175,10 +174,10 @@ def _described(word: str) -> tuple[Subject, list[Work], None]:
 
 def _planned(arguments: argparse.Namespace) -> tuple[Subject, list[Work], dict[str, float]]:
     """The images of a release, each once, and what a store has recorded."""
-    from kiln_build.farm import records
     from kiln_build.farm.durations import Basis, Durations
     from kiln_build.foresight import show
     from kiln_build.foresight.simulate import Work
+    from kiln_build.release import records
 
     asked = plan.read_asked(arguments)
     the_plan = plan.make(arguments, asked)

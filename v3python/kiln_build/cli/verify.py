@@ -16,10 +16,11 @@ from kiln_build.trust import minisign
 from kiln_build.trust.check import Outcome
 from kiln_build.trust.minisign import PublicKey
 from kiln_recipe.console.files import read_given
+from kiln_recipe.console.spelling import print_text
 from kiln_recipe.console.tables import print_json, table
 from kiln_recipe.console.usage import filled
 from kiln_recipe.console.usage import path as a_path
-from kiln_recipe.errors import EnvironmentProblem, UsageError, escaped
+from kiln_recipe.errors import EnvironmentProblem, UsageError
 
 EXAMPLE = """\
 kiln verify kiln-0.1.0b-manylinux_2_28_x86_64-shared.tar.gz --key kiln.pub
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_document(Path(arguments.artifact), outcome))
     elif not outcome.report.problems:
-        print(escaped(_describe(outcome)))
+        print_text(_describe(outcome))
     verify.refuse_problems(outcome.report, arguments.artifact)
     return 0
 

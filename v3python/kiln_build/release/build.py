@@ -15,7 +15,6 @@ from pathlib import Path
 
 from kiln_build.artifacts import manifest, pack
 from kiln_build.base import machine
-from kiln_build.farm import records
 from kiln_build.farm.job import Job
 from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
@@ -23,7 +22,7 @@ from kiln_build.options.options import Options
 from kiln_build.options.variables import Shard
 from kiln_build.origin import bill, notices, provenance
 from kiln_build.origin.timeline import Timeline
-from kiln_build.release import assemble, families, package, release, replacement, summary
+from kiln_build.release import assemble, families, package, records, release, replacement, summary
 from kiln_build.release.families import Families
 from kiln_build.release.harvest import (
     compiler_of,

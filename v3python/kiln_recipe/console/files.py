@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kiln_recipe.errors import EnvironmentProblem, UsageError
+from kiln_recipe.errors import EnvironmentProblem, UsageError, unwritable
 
 
 def absolute(word: str | Path, cwd: Path) -> Path:
@@ -29,7 +30,7 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
 
     Raises:
         UsageError: a file of another kind is there, or it is the word by which some commands mean standard output.
-        EnvironmentProblem: something is there that is no file, or there is no such folder.
+        EnvironmentProblem: something is there that is no file, there is no such folder, or none can be written there.
     """
     if str(word) == "-":
         raise UsageError(f"{what} - would be a file called '-'; give its name, or ./- for that one")
@@ -52,6 +53,10 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
             raise UsageError(
                 f"{what} {word} exists and is not a {kind_of_file}, so it stays; give a name that does not exist yet"
             )
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()  # as it will appear: by rename, from beside it
+    except OSError as error:
+        raise unwritable(f"{what} {word}", error) from error
     return path
 
 

@@ -24,6 +24,11 @@ def say(text: str, *, has_lines: bool = False) -> None:
         forget_output()
 
 
+def print_text(text: str, *, has_lines: bool = True) -> None:
+    """A result that people read, on standard output; `has_lines` as of `say`."""
+    print(escaped(text, has_lines=has_lines))
+
+
 def print_made(result: str, what: str) -> None:
     """The result of a command that has made something, on standard output. Names of files are written in the bytes that
     they have: a script opens them.
