@@ -127,8 +127,24 @@ def test_a_program_that_runs_out_of_time_is_ended_and_the_rest_goes_on(program, 
     (tmp_path / "ends.py").write_text("print('done')")
     runner = scale.Runner.__new__(scale.Runner)
     runner.out, runner.cores, runner.python = tmp_path, sorted(os.sched_getaffinity(0)), Path(sys.executable)
-    runner.codes, runner.ends = {}, time.monotonic() + 600
-    waits, ends = (scale.Program(name, f"{name}.py", [], (0, 64), shared=False) for name in ("waits", "ends"))
-    runner.phase([waits], 0)
-    runner.phase([ends], 600)
+    runner.codes = {}
+    waits, ends = (scale.Program(name, f"{name}.py", [], shared=False) for name in ("waits", "ends"))
+    runner.ends = 0.0
+    runner.phase([waits])
+    runner.ends = time.monotonic() + 600
+    runner.phase([ends])
     assert runner.codes == {"ends": 0, "waits": "out of time"} == json.loads((tmp_path / "scale.json").read_text())
+
+
+def test_programs_have_processors_of_their_own(program):
+    scale = program("scale")
+    runner = scale.Runner.__new__(scale.Runner)
+    pairs = [scale.Program(f"pair {n}", "", [], cores=2) for n in range(4)]
+    programs = [scale.Program("one", "", [], weight=4), *pairs, scale.Program("two", "", [])]
+    for count, expected in ((64, [45, 2, 2, 2, 2, 11]), (32, [19, 2, 2, 2, 2, 5])):
+        runner.cores = list(range(count))
+        parts = runner.parts(programs)
+        assert [len(part) for part in parts] == expected
+        assert sorted(core for part in parts for core in part) == runner.cores
+    runner.cores = [0, 1]  # too few: they share them
+    assert all(part and set(part) <= {0, 1} for part in runner.parts(programs))

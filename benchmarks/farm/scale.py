@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import signal
 import subprocess
@@ -40,14 +39,15 @@ class Program:
     """One that runs on processors of its own.
 
     Attributes:
-        share: from which to which of the machine's processors, as parts of 64.
+        cores: how many it has; 0: by its weight of those that are left.
         shared: whether it has the options of releases.py.
     """
 
     name: str
     script: str
     options: Sequence[object]
-    share: tuple[int, int]
+    cores: int = 0
+    weight: int = 1
     shared: bool = True
 
 
@@ -66,17 +66,27 @@ class Runner:
         if not self.python.exists():
             install(self.packages, self.out / "packages.log")
 
-    def part(self, share: tuple[int, int]) -> list[int]:
-        """Some of the machine's processors; on a small machine programs share them."""
-        first, last = (round(len(self.cores) * place / 64) for place in share)
-        return self.cores[first:last] or [self.cores[first % len(self.cores)]]
+    def parts(self, programs: Sequence[Program]) -> list[list[int]]:
+        """The processors of each; where there are too few, programs share them."""
+        fixed, weights = (
+            sum(program.cores for program in programs),
+            sum(not one.cores and one.weight for one in programs),
+        )
+        left = max(len(self.cores) - fixed, 0)
+        parts, begin = [], 0.0
+        for program in programs:
+            end = begin + (program.cores or left * program.weight / weights)
+            first = min(round(begin), len(self.cores) - 1)
+            parts.append(self.cores[first : round(end)] or [self.cores[first]])
+            begin = end
+        return parts
 
-    def phase(self, programs: Sequence[Program], seconds: float) -> None:
-        """Runs these side by side, for so long at most."""
-        ends = min(self.ends, time.monotonic() + seconds)
-        running = {program.name: self._start(program) for program in programs}
+    def phase(self, programs: Sequence[Program]) -> None:
+        """Runs these side by side, as long as there is time."""
+        parts = self.parts(programs)
+        running = {program.name: self._start(program, cores) for program, cores in zip(programs, parts, strict=True)}
         seen = dict.fromkeys(running, 0)
-        while running and time.monotonic() < ends:
+        while running and time.monotonic() < self.ends:
             time.sleep(1)
             for name, process in list(running.items()):
                 code = process.poll()
@@ -93,8 +103,8 @@ class Runner:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _start(self, program: Program) -> subprocess.Popen:
-        folder, cores = self.out / program.name, self.part(program.share)
+    def _start(self, program: Program, cores: Sequence[int]) -> subprocess.Popen:
+        folder = self.out / program.name
         folder.mkdir(exist_ok=True)
         words: list[object] = [self.python, HERE / program.script, *program.options]
         if program.shared:
@@ -128,19 +138,17 @@ class Runner:
 def first(runner: Runner) -> None:
     targets = ["--targets", runner.targets]
     pairs = [
-        Program(f"throughput-{n}", "throughput.py", ["--rounds", 2, "--first", ("local", "cluster")[n % 2]],
-                (56 + 2 * n, 58 + 2 * n))
+        Program(f"throughput-{n}", "throughput.py", ["--rounds", 2, "--first", ("local", "cluster")[n % 2]], cores=2)
         for n in range(4)
-    ]  # fmt: skip
-    runner.phase([Program("cluster", "cluster.py", targets, (0, 56)), *pairs], 270)
-    options = ["--packed", 30, "--edited", 10]
-    runner.phase([Program("packing", "packing.py", options, (0, 64))], 200)
+    ]
+    runner.phase([Program("cluster", "cluster.py", targets), *pairs])
+    runner.phase([Program("packing", "packing.py", ["--packed", 30, "--edited", 10])])
 
 
 def second(runner: Runner, store: Path | None) -> None:
     targets = ["--targets", runner.targets]
     if store is None:
-        runner.phase([Program("local", "cluster.py", [*targets, "--ways", "local"], (0, 64))], 120)
+        runner.phase([Program("local", "cluster.py", [*targets, "--ways", "local"])])
         store = runner.scratch / "local" / "local" / "workspace" / "store"
     digest = sha256_of(runner.out / "local" / "cluster.json")
     options = ["--store", store]
@@ -151,16 +159,14 @@ def second(runner: Runner, store: Path | None) -> None:
         cache.mkdir(exist_ok=True)
         words = ["--before", before, "--targets", "sm_90;gfx942", "--limit", 24, "--rounds", 1]
         turns = [
-            Program(f"turns-{n}", "turns.py", [*words, "--seed", n, "--cache", cache / str(n)], (56 + n, 57 + n), False)
+            Program(f"turns-{n}", "turns.py", [*words, "--seed", n, "--cache", cache / str(n)], cores=1, shared=False)
             for n in range(8)
         ]
-    caches = [
-        Program("faults", "caches.py", faults, (0, 35)),
-        Program("warm", "caches.py", [*targets, "--cases", "warm,poisoned", "--expect", digest, *options], (35, 44)),
-    ]
-    runner.phase([*caches, *turns], 250)
+    warm = [*targets, "--cases", "warm,poisoned", "--expect", digest, *options]
+    caches = [Program("faults", "caches.py", faults, weight=4), Program("warm", "caches.py", warm)]
+    runner.phase([*caches, *turns])
     edit = [*targets, "--profile", "core", "--store", store, "--edited", 10, "--name", "edit"]
-    runner.phase([Program("edit", "packing.py", edit, (0, 64))], 120)
+    runner.phase([Program("edit", "packing.py", edit)])
 
 
 def forecasts(runner: Runner, limit: int) -> None:
@@ -170,11 +176,10 @@ def forecasts(runner: Runner, limit: int) -> None:
         ("sm_80;gfx942;sm_89", "sm_90"),
     )
     programs = [
-        Program(f"predict-{n}", "predict.py", ["--targets", one, "--others", other, "--limit", limit],
-                (21 * n, 21 * n + 21), shared=False)
+        Program(f"predict-{n}", "predict.py", ["--targets", one, "--others", other, "--limit", limit], shared=False)
         for n, (one, other) in enumerate(sets)
-    ]  # fmt: skip
-    runner.phase(programs, math.inf)
+    ]
+    runner.phase(programs)
 
 
 def sha256_of(results: Path) -> str:
