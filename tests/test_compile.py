@@ -325,3 +325,44 @@ def test_the_example_of_descriptors_in_plain_triton():
     for dtype in ("fp16", "bf16"):
         assert keys[f"dtype={dtype} has_residual=false"] == keys[f"dtype={dtype} has_residual=true"]
     assert all(facts == [[], 0, "8.0"] for found in answer.values() for _, _, *facts in found)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "expected"),
+    [
+        # No file has room: what /tmp holds after the compiler was ready. Python says EFBIG where a disk says ENOSPC.
+        ("resource.RLIMIT_FSIZE, (0, 0)", "EnvironmentProblem: total for sm_90 cannot be compiled on this machine"),
+        ("resource.RLIMIT_NOFILE, (os.dup(0), os.dup(0))", "allow more open files there"),
+        ("resource.RLIMIT_NPROC, (0, 0)", "MemoryError"),
+    ],
+)
+def test_what_the_system_refuses_is_no_verdict_on_the_variant(refuse, expected):
+    """At the assembler's files and its process; the stages before have what they need."""
+    if "NPROC" in refuse and os.getuid() == 0:
+        refuse += "), os.setuid(65534"  # root has no limit of processes
+    said = run(
+        f"""
+        import os, resource, signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        (variant,) = [one for one in variants("examples/family/recipe.yaml", "sm_90") if one.kernel == "total"][:1]
+        run = compile._Pipeline.run
+        def at_the_assembler(self, stage):
+            if stage == "cubin":
+                resource.setrlimit({refuse})
+            run(self, stage)
+        compile._Pipeline.run = at_the_assembler
+        sent, received = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                compile.compile_variant(variant.spec, chain)
+                said = "compiled"
+            except BaseException as error:
+                said = f"{{type(error).__name__}}: {{error}}"
+            os.write(received, said.encode())
+            os._exit(0)
+        os.close(received)
+        print(json.dumps(os.read(sent, 10_000).decode()))
+        """
+    )
+    assert expected in said

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import hashlib
 import json
@@ -25,7 +26,7 @@ from kiln_recipe.compile import assembler, kernel_modules, libraries, mistakes, 
 from kiln_recipe.compile.source import triton_source
 from kiln_recipe.compile.stages import FRONT_END, IMAGE, Stages
 from kiln_recipe.compile.toolchain import INHERITED_VARIABLES, PINNED_ENVIRONMENT, Toolchain
-from kiln_recipe.errors import CompileError, EnvironmentProblem, KilnError, ToolchainError
+from kiln_recipe.errors import CompileError, EnvironmentProblem, KilnError, ToolchainError, is_full
 from kiln_recipe.images import elf, image
 from kiln_recipe.images.image import DescriptorInfo, Image, ImageInfo
 from kiln_recipe.plan.model import CompileSpec
@@ -91,7 +92,8 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
 
     Raises:
         CompileError: Triton or an assembler rejected it; carries the stage and what they printed.
-        EnvironmentProblem: its source is not the one that was planned.
+        EnvironmentProblem: its source is not the one that was planned, or this machine refused the compiler a file.
+        MemoryError: it refused memory.
     """
     target = targets.by_name(spec.target)
     os.environ.update(toolchain.environment(target, spec.ptx))
@@ -118,6 +120,7 @@ def compile_variant(spec: CompileSpec, toolchain: Toolchain, reuse: Reuse | None
             raise CompileError(
                 mistake.sentence, stage, "\n".join(filter(None, (printed.text, *mistake.excerpts)))
             ) from error
+        _raise_if_refused(error, spec, printed.text)
         log = "\n".join(part for part in (printed.text, f"{type(error).__name__}: {error}") if part)
         raise CompileError(f"{spec.function} for {spec.target}: {_gist(error)}", stage, log) from error
     finally:
@@ -313,6 +316,30 @@ def _image(pipeline: _Pipeline, spec: CompileSpec, target: Target, printed: _Pri
         ptx_version=f"{spec.ptx_version // 10}.{spec.ptx_version % 10}",
     )
     return Image(elf.strip(code), info, pipeline.results["ptx"])
+
+
+def _raise_if_refused(error: BaseException, spec: CompileSpec, printed: str) -> None:
+    """Raises what the system refused the compiler, if it did: that says nothing of the variant."""
+    what = f"{spec.function} for {spec.target} cannot be compiled on this machine"
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, OSError) and behind.errno is not None:
+            if behind.errno in (errno.ENOMEM, errno.EAGAIN):
+                raise MemoryError(str(behind)) from None
+            raise EnvironmentProblem(f"{what} ({behind}); {_remedy(behind)}") from error
+        behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
+    for number in (errno.ENOSPC, errno.EDQUOT):  # of an assembler's files
+        if os.strerror(number) in f"{printed}\n{error}":
+            refusal = OSError(number, os.strerror(number))
+            raise EnvironmentProblem(f"{what} ({refusal}); {_remedy(refusal)}") from error
+
+
+def _remedy(error: OSError) -> str:
+    if is_full(error):
+        return f"make room on the disk of {error.filename or tempfile.gettempdir()}"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "allow more open files there (ulimit -n)"
+    return f"make {error.filename or 'its files'} accessible there"
 
 
 _modules: dict[tuple[str, str], object] = {}
