@@ -313,3 +313,20 @@ def test_bodies_that_are_too_large_are_not_read(team, server, is_stated):
     store = team.open("two", server.url)
     assert store.get(digest(0)) is None
     assert store.remote.counts["bytes in"] == 0 and store.remote.budget.failures == 1
+
+
+def test_a_length_that_no_number_can_have_is_a_failure_of_the_cache(team, server, monkeypatch):
+    team.compile("one", server.url, range(1))
+    store = team.open("two", server.url)
+    transport = store.remote._transport
+    ask = transport._ask
+
+    def lying(*words):
+        response = ask(*words)
+        response.headers = {"Content-Length": "9" * 5000}
+        return response
+
+    monkeypatch.setattr(transport, "_ask", lying)
+    assert store.get(digest(0)) is None and store.remote.budget.failures == 1
+    monkeypatch.setattr(transport, "_ask", lambda *_: 1 / 0)  # whatever a library makes of an answer
+    assert store.get(digest(1)) is None and store.remote.budget.failures == 2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
 
-from kiln_build.base.folder import is_same_file
+from kiln_build.base.folder import SharedFolder, is_same_file
 from kiln_recipe.console.appear import appear, appear_folder
 
 
@@ -63,3 +64,22 @@ def test_a_lock_file_that_was_removed_is_not_the_same(tmp_path):
     path.touch()
     assert not is_same_file(descriptor, path)
     os.close(descriptor)
+
+
+def test_a_lock_that_another_holds_is_not_waited_for_for_ever(tmp_path):
+    one, other = SharedFolder(tmp_path), SharedFolder(tmp_path)
+    waited = []
+
+    @contextlib.contextmanager
+    def waiting():
+        waited.append("waits")
+        yield
+
+    with one.locked(tmp_path / "lock") as is_held:
+        assert is_held
+        with other.locked(tmp_path / "lock", waiting, patience=0.05) as is_held:
+            assert not is_held and waited == ["waits"]
+        assert one.is_locked(tmp_path / "lock")  # and who gave up has taken nothing away
+    with other.locked(tmp_path / "lock", waiting, patience=0.05) as is_held:
+        assert is_held and waited == ["waits"]
+    assert os.listdir(tmp_path) == []

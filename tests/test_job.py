@@ -25,7 +25,7 @@ from kiln_recipe.compile.compile import compile_variant, prepare_worker
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.plan import plan
 from kiln_recipe.read import fingerprint, recipe
-from worker_tasks import expected_image
+from worker_tasks import StandInSpec, StandInToolchain, compile_stand_in, expected_image
 
 ROOT = Path(__file__).resolve().parents[1]
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -164,3 +164,41 @@ def test_a_result_that_travels_is_checked(family):
         wrong = ("is too small", "is green") if "green" in words else ()
         with pytest.raises(ArtifactError, match=words):
             job.receive(one, lambda info, code, wrong=wrong: wrong, data)
+
+
+class AnyHost:
+    toolchain = StandInToolchain()
+
+    def spec_of(self, one):
+        return one.spec
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """This process, made a worker with a store of its own; gives the store and a job."""
+    store, spec = LocalStore(tmp_path / "store", job._warn), StandInSpec("v")
+    monkeypatch.setattr(job, "_worker", job._Worker(AnyHost(), store, compile_stand_in))
+    monkeypatch.chdir(tmp_path)
+    return store, Job(spec.key("1"), spec, "1")
+
+
+def test_what_is_damaged_in_the_store_of_a_machine_is_compiled_again(worker):
+    """Sizes are looked at when an image is looked up, and bytes when it is sent."""
+    store, one = worker
+    assert job.receive(one, lambda *_: (), job.run_and_send(one)).how == "compiled"
+    (path,) = (store.root / "objects").glob(f"*/{job.run(one).image.digest}.zst")
+    damaged = bytearray(path.read_bytes())
+    damaged[-5] ^= 1
+    path.write_bytes(damaged)
+    found = job.receive(one, lambda *_: (), job.run_and_send(one))
+    assert found.how == "compiled" and found.sent == expected_image("v")
+    assert any("corrupt" in warning for warning in found.warnings), found.warnings
+
+
+def test_a_process_that_stands_still_with_a_claim_is_not_waited_for_for_ever(worker, monkeypatch):
+    store, one = worker
+    monkeypatch.setattr("kiln_build.store.local._CLAIM_PATIENCE", 0.1)
+    with LocalStore(store.root).claim(hashlib.sha256(b"1 v").hexdigest()) as is_held:
+        assert is_held
+        result = job.run(one)
+    assert result.how == "compiled" and "stands still; it is compiled once more" in result.warnings[0]

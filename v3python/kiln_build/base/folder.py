@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import stat
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -146,19 +148,27 @@ class SharedFolder:
 
     @contextlib.contextmanager
     def locked(
-        self, path: Path, waiting: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    ) -> Iterator[None]:
-        """Holds the lock file `path` alone; waits until it may. The file goes when the lock does.
+        self,
+        path: Path,
+        waiting: Callable[[], AbstractContextManager] = contextlib.nullcontext,
+        patience: float = math.inf,
+    ) -> Iterator[bool]:
+        """Holds the lock file `path` alone; waits until it may. The file goes when the lock does. Gives False, and
+        holds nothing, where another has held it for all of `patience`, in seconds: a process that stands still does so
+        for ever.
 
         If it has to wait it does so within `waiting()`. Where there can be no lock it holds nothing: on a file system
         without locks there is the file alone, in a folder that we may only read not even that.
         """
+        descriptor, is_held = None, True
         try:
-            descriptor = self._lock(path, waiting)
+            descriptor = self._lock(path, waiting, patience)
+        except BlockingIOError:
+            is_held = False
         except OSError as error:
             raise self.problem("lock", path, error) from error
         try:
-            yield
+            yield is_held
         finally:
             if descriptor is not None:
                 with contextlib.suppress(OSError):
@@ -277,12 +287,15 @@ class SharedFolder:
             if self._is_groups:
                 os.chmod(path, 0o2775)
 
-    def _lock(self, path: Path, waiting: Callable[[], AbstractContextManager]) -> int | None:
+    def _lock(self, path: Path, waiting: Callable[[], AbstractContextManager], patience: float) -> int | None:
+        """
+        Raises:
+            BlockingIOError: another holds it all the time.
+        """
+        ends = time.monotonic() + patience
         while True:
             try:
                 descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
-            except EnvironmentProblem:
-                raise
             except OSError as error:
                 if error.errno in _READ_ONLY:
                     return None
@@ -292,7 +305,7 @@ class SharedFolder:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     with waiting():
-                        fcntl.flock(descriptor, fcntl.LOCK_EX)
+                        _wait_for(descriptor, ends)
                 if is_same_file(descriptor, path):
                     return descriptor
             except BaseException as error:
@@ -301,6 +314,27 @@ class SharedFolder:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # its last holder has removed it since we opened it
+
+
+def _wait_for(descriptor: int, ends: float) -> None:
+    """Takes the lock of an open file.
+
+    Raises:
+        BlockingIOError: until `ends` another has held it.
+    """
+    if ends == math.inf:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+    pause = 0.001
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= ends:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:

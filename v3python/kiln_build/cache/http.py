@@ -18,6 +18,7 @@ _WHOLE = 8.0  # seconds of a request, retries included, and
 _SLOWEST = 100_000  # ... bytes a second of what it carries
 _RETRIES, _REDIRECTS = 1, 2
 _AGAIN = (408, 429, 500, 502, 503, 504)  # what is worth another try
+_DIGITS = 12  # of a length that may be right
 _PIECE = 1 << 16
 _CONNECTION = re.compile(r"^(?:<[^>]* object at 0x[^>]*>|\w+\(host=[^)]*\)): ")  # as urllib3 names one
 
@@ -72,8 +73,8 @@ class HttpTransport:
             if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
                 raise Failed(f"it answered with the encoding {encoding[:40]!r}, which was not asked for")
             size = response.headers.get("Content-Length", "")
-            if size.isdecimal() and int(size) > limit:
-                raise Failed(f"it answered with {size} bytes, where at most {limit} are expected")
+            if size.isdecimal() and (len(size) > _DIGITS or int(size) > limit):
+                raise Failed(f"it answered with {size[:_DIGITS]} bytes, where at most {limit} are expected")
             return self._read(response, limit)
         finally:
             self._end(response)

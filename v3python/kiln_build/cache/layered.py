@@ -66,6 +66,9 @@ class LayeredStore(Store):
         self.prefetch([key])
         return self.local.get(key)
 
+    def holds(self, key: str) -> bool:
+        return self.local.holds(key)
+
     def prefetch(self, keys: Iterable[str], progress: Progress | None = None) -> None:
         # In the order of their keys, which is none: what comes first tells how the rest will be.
         missing = sorted(key for key in keys if key not in self._asked and self.local.get(key) is None)
@@ -119,14 +122,14 @@ class LayeredStore(Store):
 
     def claim(
         self, ir: str, waiting: Callable[[], AbstractContextManager] = nullcontext
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[bool]:
         return self.local.claim(ir, waiting)
 
-    def in_use(self) -> AbstractContextManager[None]:
+    def in_use(self) -> AbstractContextManager[bool]:
         return self.local.in_use()
 
-    def durations(self) -> dict[str, Took]:
-        return self.local.durations()
+    def durations(self, *, tidy: bool = False) -> dict[str, Took]:
+        return self.local.durations(tidy=tidy)
 
     def record_duration(self, name: str, seconds: float, cpu: float | None = None) -> None:
         self.local.record_duration(name, seconds, cpu)

@@ -167,9 +167,10 @@ class Remote:
         began = self.budget.clock()
         try:
             answer = request()
-        except Failed as failure:
+        except Exception as error:  # noqa: BLE001  (whatever a library makes of what the other side does)
+            failure = error if isinstance(error, Failed) else Failed(f"{type(error).__name__}: {error}"[:200])
             self.budget.failed(str(failure), self.budget.clock() - began)
-            raise
+            raise failure from None
         self.budget.succeeded()
         return answer
 

@@ -199,7 +199,7 @@ def _look_up(the_plan: Plan, store: Store | None) -> _Held:
     names = frozenset(
         variant.name
         for variant in the_plan.variants
-        if variant.target in ours and store.get(Job.of(variant.spec, identity).key) is not None
+        if variant.target in ours and store.holds(Job.of(variant.spec, identity).key)
     )
     return _Held(durations, names, f"{len(names)} of {len(the_plan.variants)} are in the store {store.location}")
 

@@ -272,7 +272,7 @@ class _Farm:
             timeout=self.options.timeout,
             attempts=self.options.attempts,
         )
-        self.scheduler = Scheduler(self.wanted, policy, durations.work(self.store.durations()), self.first)
+        self.scheduler = Scheduler(self.wanted, policy, durations.work(self.store.durations(tidy=True)), self.first)
         self._make_logs()
         workers: Executor[AttemptId] = self.options.executor(
             self.most,

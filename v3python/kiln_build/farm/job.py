@@ -211,9 +211,17 @@ def run_and_send(job: Job) -> bytes:
     """`run`, for a build whose store is elsewhere: the result and the image, as `receive` reads them.
 
     Raises:
-        as `run`; ArtifactError: the store here has lost the image between.
+        as `run`; ArtifactError: the store here has lost the image between, twice.
     """
     result = run(job)
+    try:
+        return _sent(job, result)
+    except ArtifactError as error:  # what the store had of it is damaged, and removed by now
+        again = run(job)
+        return _sent(job, replace(again, warnings=(*result.warnings, str(error), *again.warnings)))
+
+
+def _sent(job: Job, result: JobResult) -> bytes:
     store, image = cast(_Worker, _worker).store, result.image
     ptx = None if image.ptx is None else store.read(image.ptx)
     code = store.read(image.digest)
@@ -263,7 +271,8 @@ def _run(job: Job, worker: _Worker) -> JobResult:
             image = _image_of(store, ir)
             if image is None:
                 # Held until the image is in the store, which is after the compiler has left this.
-                held.enter_context(store.claim(ir, clock.stopped))
+                if not held.enter_context(store.claim(ir, clock.stopped)):
+                    _warn(f"a process that compiles the same as {job.key[:12]} stands still; it is compiled once more")
                 image = _image_of(store, ir)
                 if image is not None:
                     held.close()

@@ -14,6 +14,8 @@ import msgspec
 
 from kiln_build.store.store import Took
 
+LARGEST = 1 << 29  # bytes of a file; 271,294 variants take 40 million, and up to twice that until the file is tidied
+
 
 def encode(name: str, took: Took) -> bytes:
     """A line, with its end; times to the millisecond."""

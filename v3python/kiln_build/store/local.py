@@ -21,7 +21,8 @@ from kiln_recipe.images.image import Image
 if TYPE_CHECKING:
     from kiln_recipe.console.progress import Progress
 
-_LARGEST_DURATIONS = 1 << 26  # bytes
+_CLAIM_PATIENCE = 600.0  # seconds; twice what a compile may take, unless KILN_TIMEOUT says otherwise
+_ADDING_PATIENCE = 0.2  # seconds; it takes some microseconds to add a record, and a tenth of a second to write them all
 
 
 class LocalStore(Store):
@@ -48,6 +49,9 @@ class LocalStore(Store):
 
     def get(self, key: str) -> StoredImage | None:
         return self._get(self.files.path("index", key))
+
+    def holds(self, key: str) -> bool:
+        return self.files.entry(self.files.path("index", key)) is not None
 
     def get_ir(self, ir: str) -> StoredImage | None:
         return self._get(self.files.path("ir", ir))
@@ -98,21 +102,21 @@ class LocalStore(Store):
 
     def claim(
         self, ir: str, waiting: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[bool]:
         self.files.begin()  # where the file system has no locks, nothing waits
-        return self.files.folder.locked(self.files.path("locks", ir), waiting)
+        return self.files.folder.locked(self.files.path("locks", ir), waiting, _CLAIM_PATIENCE)
 
-    def in_use(self) -> AbstractContextManager[None]:
+    def in_use(self) -> AbstractContextManager[bool]:
         self.files.begin()
         name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         return self.files.folder.locked(self.root / "builds" / name)
 
     # ---- durations ----
 
-    def durations(self) -> dict[str, Took]:
+    def durations(self, *, tidy: bool = False) -> dict[str, Took]:
         path = self.root / "durations"
         try:
-            data = self.files.folder.read(path, _LARGEST_DURATIONS)[0]
+            data = self.files.folder.read(path, durations.LARGEST)[0]
         except FileNotFoundError:
             return {}
         except Unreadable as problem:
@@ -120,26 +124,27 @@ class LocalStore(Store):
             return {}
         damaged: list[str] = []
         known = durations.decode(data, damaged.append)
-        if damaged or data.count(b"\n") > 2 * len(known) + 1000:
-            done = "passed over"
-            with contextlib.suppress(EnvironmentProblem, FileNotFoundError, Unreadable), self._durations_locked():
-                known = durations.decode(self.files.folder.read(path, _LARGEST_DURATIONS)[0])
-                self.files.folder.write(path, b"".join(durations.encode(*pair) for pair in known.items()))
-                done = "removed"
-            if damaged:
-                self._warn(
-                    f"{path}: {damaged[0]}: {done}; such a variant is expected to take as long as its nearest kin"
-                )
+        done = "passed over"
+        if tidy and (damaged or data.count(b"\n") > 2 * len(known) + 1000):
+            with contextlib.suppress(EnvironmentProblem, FileNotFoundError, Unreadable), self._adding() as is_held:
+                if is_held:
+                    known = durations.decode(self.files.folder.read(path, durations.LARGEST)[0])
+                    self.files.folder.write(path, b"".join(durations.encode(*pair) for pair in known.items()))
+                    done = "removed"
+        if damaged:
+            self._warn(f"{path}: {damaged[0]}: {done}; such a variant is expected to take as long as its nearest kin")
         return known
 
     def record_duration(self, name: str, seconds: float, cpu: float | None = None) -> None:
-        self.files.begin()
-        with contextlib.suppress(EnvironmentProblem), self._durations_locked():  # advice is not worth a failed build
-            self.files.folder.append(self.root / "durations", durations.encode(name, Took(seconds, cpu)))
+        with contextlib.suppress(EnvironmentProblem):  # advice is not worth a failed build
+            self.files.begin()
+            with self._adding():
+                self.files.folder.append(self.root / "durations", durations.encode(name, Took(seconds, cpu)))
 
-    def _durations_locked(self) -> AbstractContextManager[None]:
-        """Held by who adds a record, and by who writes the file anew: the record would be lost with the older file."""
-        return self.files.folder.locked(self.root / "locks" / "durations")
+    def _adding(self) -> AbstractContextManager[bool]:
+        """Held by who adds a record, and by who writes the file anew: the record would be lost with the older file.
+        Where a process stands still that has it, it is not waited for: at worst a record is lost."""
+        return self.files.folder.locked(self.root / "locks" / "durations", patience=_ADDING_PATIENCE)
 
     # ---- upkeep ----
 

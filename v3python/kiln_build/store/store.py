@@ -111,6 +111,9 @@ class Store(Protocol):
     def get(self, key: str) -> StoredImage | None:
         """The image of the variant with this key, or None. Counts as a use."""
 
+    def holds(self, key: str) -> bool:
+        """Whether the store itself has an image of the variant with this key. Counts as no use."""
+
     def get_ir(self, ir: str) -> StoredImage | None:
         """An image that was compiled from this IR, or None. Counts as a use."""
 
@@ -158,20 +161,22 @@ class Store(Protocol):
 
     # ---- who works on it ----
 
-    def claim(self, ir: str, waiting: Callable[[], AbstractContextManager] = ...) -> AbstractContextManager[None]:
+    def claim(self, ir: str, waiting: Callable[[], AbstractContextManager] = ...) -> AbstractContextManager[bool]:
         """Holds off every other process that claims this IR, until left; waits until it may, within `waiting()`, which
         is not entered if there is nothing to wait for. Claims of other IRs are not held off.
 
-        A store that cannot lock does not wait: at worst an image is compiled twice, to equal bytes.
+        A store that cannot lock does not wait, and no store waits for ever: who has the claim may stand still. Gives
+        False then. At worst an image is compiled twice, to equal bytes.
         """
 
-    def in_use(self) -> AbstractContextManager[None]:
+    def in_use(self) -> AbstractContextManager[bool]:
         """Protects from `collect` what is looked up or put from now until left, by any process. Builds enter it."""
 
     # ---- durations ----
 
-    def durations(self) -> dict[str, Took]:
-        """What variants took, by name. Advice only: may lack some, and be old."""
+    def durations(self, *, tidy: bool = False) -> dict[str, Took]:
+        """What variants took, by name. Advice only: may lack some, and be old. `tidy`: what is damaged, or said again
+        since, is removed from the records."""
 
     def record_duration(self, name: str, seconds: float, cpu: float | None = None) -> None:
         """Remembers what a variant took, as `Took` has it, for every later build. Never fails a build."""
