@@ -234,6 +234,16 @@ def test_out_of_memory_is_tried_again_with_twice_as_much_up_to_the_budget():
     assert memory == [GIB, 2 * GIB, 3 * GIB] and s.outcomes["a"].end is End.CRASH
 
 
+def test_out_of_memory_is_tried_again_with_twice_as_much_where_no_worker_is_left_just_now():
+    s = scheduler("a", memory=8, job_memory=2)
+    started(s.step(0))
+    s.started("a", 1, 0.0)
+    s.resize(0, 0)
+    s.died("a", 1, "killed", out_of_memory=True)
+    s.resize(1, 8)
+    assert [one.memory for one in s.step(1)] == [4]
+
+
 def test_a_retry_has_a_clock_of_its_own():
     s = scheduler("a")
     s.step(0.0)

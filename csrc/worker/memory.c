@@ -7,7 +7,8 @@
  *
  * Sizes are rounded up to a class: multiples of 16 to 1 KiB, then four for each doubling. A span of 64 KiB holds blocks
  * of one class, and a table says of which, so blocks have no headers; larger blocks have spans of their own. Lists are
- * a thread's own; what another thread allocated goes to the list of who frees it.
+ * a thread's own; what another thread allocated goes to the list of who frees it. What the lists of a thread have when
+ * it ends is not handed out again: Triton starts no thread in a compile.
  *
  * Images do not depend on it: no byte of theirs depends on addresses (those of an assembler, which do, lie in
  * csrc/assembler/heap.c's memory).

@@ -196,7 +196,8 @@ class Scheduler:
         elif job.attempt - job.losses >= self.policy.attempts:
             self._end(job, End.CRASH, f"{message}, {job.attempt} times in a row" if job.attempt > 1 else message)
         else:
-            self._again(job, min(2 * job.memory, self.policy.memory) if out_of_memory else 0)
+            most = self.policy.memory or math.inf  # none where no worker is left just now
+            self._again(job, int(min(2 * job.memory, most)) if out_of_memory else 0)
 
     def cancel(self) -> None:
         """Nothing is to be started any more, and what runs is to be killed."""

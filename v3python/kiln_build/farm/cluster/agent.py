@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from kiln_build.farm.cluster.wire import Order, Reply, Session
 from kiln_build.farm.executor import Began, Died, Event, Raised, Returned, Task, Waits
 from kiln_build.farm.local import LocalExecutor
 from kiln_build.options import variables
+from kiln_build.store.stores import open_store
 from kiln_recipe.compile import lock
 from kiln_recipe.compile.toolchain import find_toolchain
 from kiln_recipe.errors import EnvironmentProblem, KilnError
@@ -120,13 +122,26 @@ def _shop_of(key: Any) -> _Workshop | None:
     return next((shop for shop in list(_shops.values()) if key in shop.running), None)
 
 
+@dataclass
+class _Errand:
+    """An order that Dask has given to this worker.
+
+    Attributes:
+        crew: that has it; None: the scheduler is being asked, or the sources are awaited.
+    """
+
+    number: int
+    crew: _Crew | None = None
+    is_killed: bool = False
+
+
 class _Workshop:
     """What the agents of one Dask worker share."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.bundles: dict[str, Bundle] = {}
-        self.running: dict[Any, tuple[_Crew, int]] = {}  # by the key of Dask's
+        self.running: dict[Any, _Errand] = {}  # by the key of Dask's
         self.place = Path(worker.local_directory).absolute() / "kiln"
         self.slots = max(1, worker.state.nthreads)
         self.toolchain: Toolchain | None = None
@@ -158,6 +173,13 @@ class _Workshop:
         Dask runs what a lost worker was doing on another at once. Whether that is wanted is for the build to say, which
         may have heard nothing yet: so a submission is begun on one machine and on no other.
         """
+        errand = self.running[key] = _Errand(order.number)  # from here on it may be killed
+        try:
+            return self._run(order, errand)
+        finally:
+            self.running.pop(key, None)
+
+    def _run(self, order: Order, errand: _Errand) -> Reply:
         began = time.monotonic()
         try:
             first = asyncio.run_coroutine_threadsafe(self._begun_by(order), self.worker.loop.asyncio_loop).result()
@@ -172,22 +194,23 @@ class _Workshop:
             return self._said(Reply(wire.BROKEN, fault=wire.fault_of(error)), began)
         done: Future[Reply] = Future()
         with self._lock:
+            if errand.is_killed:
+                return self._said(Reply(wire.MOVED, reason="it was killed before it began"), began)
             crew = self._crews.get(order.session.name)
             if crew is None or crew.has_ended:
                 crew = self._crews[order.session.name] = _Crew(self, order.session, host)
                 crew.start()
-            self.running[key] = (crew, order.number)
+            errand.crew = crew
             crew.take(order, done)
-        try:
-            return self._said(done.result(), began)
-        finally:
-            self.running.pop(key, None)
+        return self._said(done.result(), began)
 
     def kill(self, key: Any) -> None:
         """Ends a task; nothing happens if it has ended."""
-        if found := self.running.get(key):
-            crew, number = found
-            crew.kill(number)
+        if errand := self.running.get(key):
+            with self._lock:
+                errand.is_killed = True
+                if errand.crew is not None:
+                    errand.crew.kill(errand.number)
 
     def end(self, session: str) -> None:
         """Ends a session's processes, and waits until they are dead."""
@@ -263,9 +286,9 @@ class _Crew(threading.Thread):
         self._shop = shop
         self._orders: queue.SimpleQueue[tuple[Order, Future[Reply]] | int | None] = queue.SimpleQueue()
         self._open: dict[int, Future[Reply]] = {}
-        self._waiting = 0  # orders in the queue
         self._killed: set[int] = set()
         self._logs = shop.place / "logs"
+        self._store: str = host.store if host else ""
         # Dask's nanny tells malloc to give memory back at once, which takes a compiler time.
         os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
         self._executor: LocalExecutor[int] = LocalExecutor(
@@ -279,11 +302,10 @@ class _Crew(threading.Thread):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._open or self._waiting)
+        return bool(self._open) or not self._orders.empty()
 
     def take(self, order: Order, done: Future[Reply]) -> None:
         """Has an order run; `done` gets the reply. Under the workshop's lock."""
-        self._waiting += 1
         self._tell((order, done))
 
     def kill(self, number: int) -> None:
@@ -297,7 +319,10 @@ class _Crew(threading.Thread):
         fault = wire.fault_of(EnvironmentProblem("the worker was told to end"))
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            with self._executor:
+            with contextlib.ExitStack() as held:
+                if self._store:
+                    held.enter_context(open_store(self._store).in_use())
+                held.enter_context(self._executor)
                 self._work()
         except Exception as error:  # noqa: BLE001  (whatever it is, the build must hear of it)
             fault = wire.fault_of(error)
@@ -319,7 +344,7 @@ class _Crew(threading.Thread):
         while True:
             for event in self._executor.wait(_IDLE):
                 self._handle(event)
-            if self._open or not self._orders.empty():
+            if self.has_work:
                 busy = time.monotonic()
             elif time.monotonic() - busy >= _IDLE and self._shop.leave(self):
                 return
@@ -335,7 +360,6 @@ class _Crew(threading.Thread):
 
     def _submit(self, order: Order, done: Future[Reply]) -> None:
         self._open[order.number] = done
-        self._waiting -= 1
         work = (order.work, order.is_received)
         log = self._log(order.number)
         self._executor.submit(Task(order.number, child.work, work, log, is_retry=True, data_limit=order.data_limit))

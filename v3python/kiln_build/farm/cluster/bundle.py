@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kiln_build.farm.job import Host
-from kiln_recipe.console.appear import appear_folder
+from kiln_recipe.console.appear import appear
 from kiln_recipe.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ class Bundle(msgspec.Struct, frozen=True):
             toolchain: the one that is installed here.
         """
         folder = self._folder(place)
-        if not folder.is_dir():
-            with appear_folder(folder) as fresh:
-                for name, content in self.files.items():
-                    path = fresh / name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content)
+        for name, content in self.files.items():
+            path = folder / name
+            if not path.is_file() or path.stat().st_size != len(content):  # what cleans /tmp takes single files
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with appear(path) as fresh:
+                    fresh.write_bytes(content)
         sources = {fingerprint: str(folder / path) for fingerprint, path in self.sources.items()}
         if _HEAP in self.files:
             toolchain = replace(toolchain, heap=str(folder / _HEAP))

@@ -17,7 +17,7 @@ import pickle
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +144,7 @@ class DaskExecutor(Executor[Id]):
         try:
             while not closing.done():
                 try:
-                    self._runs.client = await self._connect()
+                    self._runs.client = await _unless(closing, self._connect())
                 except (OSError, TimeoutError, ValueError) as error:
                     if lost_at is None or time.monotonic() - lost_at > _RETURN_SECONDS:
                         raise EnvironmentProblem(
@@ -153,6 +153,8 @@ class DaskExecutor(Executor[Id]):
                         ) from error
                     await asyncio.wait([closing], timeout=1.0)
                     continue
+                if self._runs.client is None:
+                    break
                 if lost_at is not None:
                     self._mailbox.say(f"the scheduler {self.address} is back")
                 await self._serve(closing)
@@ -184,7 +186,10 @@ class DaskExecutor(Executor[Id]):
         plugin = {"plugin": pickle.dumps(self._plugin), "name": self._plugin.name, "idempotent": True}
         self._runs.follow_up(quietly(client.scheduler.register_worker_plugin(**plugin)))
         began, last = time.monotonic(), 0.0
-        about = await self._answered(client.scheduler.identity(n_workers=0), closing)
+        try:
+            about = await self._answered(client.scheduler.identity(n_workers=0), closing)
+        except OSError:
+            return  # it is gone again
         if dashboard := about and about["services"].get("dashboard"):
             self._mailbox.say(f"dashboard: {client.dashboard_link or dashboard}")
         while not closing.done() and client.status == "running":
@@ -265,3 +270,14 @@ class DaskExecutor(Executor[Id]):
                 )  # fmt: skip
         self._runs.stop_following()
         await quietly(asyncio.wait_for(client.close(timeout=2), _CLOSE_SECONDS))
+
+
+async def _unless(closing: asyncio.Future, what: Coroutine[Any, Any, Any]) -> Any:
+    """What comes of it; None once the build has enough."""
+    task = asyncio.ensure_future(what)
+    await asyncio.wait([task, closing], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        return task.result()
+    task.cancel()
+    await quietly(task)
+    return None

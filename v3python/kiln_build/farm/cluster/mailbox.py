@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 from collections import deque
+from multiprocessing import connection
 from typing import Generic
 
 from kiln_build.farm.executor import Event, Id
@@ -44,7 +44,7 @@ class Mailbox(Generic[Id]):
         """As `Executor.wait`; a problem is raised once all events are taken."""
         if not self._events and self._problem is None:
             limit = min(x for x in (timeout, 1e6) if x is not None)
-            select.select([self._reader], [], [], limit)
+            connection.wait([self._reader], limit)
         with contextlib.suppress(BlockingIOError):
             os.read(self._reader, 4096)
         events = [self._events.popleft() for _ in range(len(self._events))]

@@ -26,7 +26,7 @@ from kiln_build.farm.cluster.mailbox import Mailbox
 from kiln_build.farm.cluster.roll import Roll
 from kiln_build.farm.cluster.wire import Order, Reply, Session
 from kiln_build.farm.executor import Began, Died, Event, Id, Raised, Returned, Task, Waits
-from kiln_recipe.errors import ArtifactError, EnvironmentProblem, KilnError, ToolchainError
+from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem, KilnError
 
 _KILL_SECONDS = 10.0  # in which a worker must say that it has killed a task
 _MOST_WORDS = 200  # letters of an error
@@ -99,8 +99,9 @@ class Runs(Generic[Id]):
             return
         while self._waiting and len(self._by_key) < min(self._limit, capacity.tasks):
             run = self._waiting.popleft()
-            self._submit(client, run)
-            self.follow_up(self._follow(run))
+            if not run.has_ended:
+                self._submit(client, run)
+                self.follow_up(self._follow(run))
 
     def hear(self, event: tuple[float, dict[str, Any]]) -> None:
         """An agent has said something of a task."""
@@ -138,7 +139,7 @@ class Runs(Generic[Id]):
             stuck: keys of what it has none for now.
         """
         for key in stuck & self._stuck:
-            if (run := self._by_key.get(key)) and not run.slot:
+            if (run := self._by_key.get(key)) and not run.slot and not run.is_killed:
                 future = run.future
                 self._wait_again(run)
                 self.follow_up(_cancel(future))
@@ -257,7 +258,8 @@ class Runs(Generic[Id]):
             return
         self._began(run, run.worker)
         fault = wire.exception_of(reply.fault) if reply.fault else RuntimeError("it gave no reason")
-        if reply.kind == wire.BROKEN or isinstance(fault, (EnvironmentProblem, ToolchainError)):
+        is_verdict = isinstance(fault, CompileError) or not isinstance(fault, KilnError)
+        if reply.kind == wire.BROKEN or (reply.kind == wire.RAISED and not is_verdict):
             self._blame(run, fault)
             return
         self._write_log(run.task, reply)
