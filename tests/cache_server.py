@@ -138,14 +138,14 @@ class CacheServer(Loopback):
 
 
 def poison(server: CacheServer, every: int) -> int:
-    """Damages every so-many-th entry or its image, in turn in three ways; returns how many."""
+    """Damages every so-many-th entry or its image, in turn in four ways; returns how many."""
     entries = sorted(server.of("ac"))
     damaged = 0
     for number, key in enumerate(entries):
         if number % every:
             continue
         damaged += 1
-        way = damaged % 3
+        way = damaged % 4
         if way == 0:
             server.set("ac", key, server.of("ac")[entries[number - 1]])  # of another key
         elif way == 1:
@@ -153,8 +153,11 @@ def poison(server: CacheServer, every: int) -> int:
             data = bytearray(server.of("cas")[blob])
             data[len(data) // 2] ^= 1
             server.set("cas", blob, bytes(data))
-        else:
+        elif way == 2:
             server.set("ac", key, hashlib.sha256(key.encode()).digest() * 9)
+        else:  # one bit of a fact that the image does not state
+            before, after = server.of("ac")[key].split(b'"shared":', 1)
+            server.set("ac", key, before + b'"shared":' + bytes([after[0] ^ 1]) + after[1:])
     return damaged
 
 

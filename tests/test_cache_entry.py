@@ -91,28 +91,29 @@ def test_hostile_bytes_are_refused(data):
 
 
 @given(st.data())
-def test_a_changed_entry_is_refused_or_says_the_same_of_its_blobs(data):
-    whole = bytearray(entry.encode(entry.pack(KEY, Image(b"code", INFO, "ptx"), digest("ir"), 1.0), b"s"))
+def test_a_changed_entry_is_refused_or_says_the_same(data):
+    packed = entry.pack(KEY, Image(b"code", INFO, "ptx"), digest("ir"), 1.0)
+    whole = bytearray(entry.encode(packed, b"s"))
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
         found = decode(bytes(whole))
     except Unusable:
         return
-    assert found.key == KEY and 0 <= found.code.size <= entry.LARGEST_BLOB
+    assert found == packed.entry
 
 
 def changed(**fields) -> bytes:
     packed = entry.pack(KEY, Image(b"code", INFO, None), digest("ir"), 1.0)
-    document = msgspec.json.decode(packed.content) | fields
-    return entry.encode(dataclasses.replace(packed, content=msgspec.json.encode(document)))
+    document = msgspec.json.decode(packed.content[65:]) | fields
+    return entry.encode(dataclasses.replace(packed, content=entry.seal(msgspec.json.encode(document))))
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"key": digest("other")}, f"is that of the key '{digest('other')}'"),
-        ({"kiln": 2}, "has the format 2, and this Kiln reads 1"),
+        ({"kiln": 3}, "has the format 3, and this Kiln reads 2"),
         ({"ir": "../../etc/passwd"}, "names something that is not a digest"),
         ({"seconds": -1.0}, "states a size or a time that cannot be"),
         ({"more": 1}, "is not an entry of Kiln"),
@@ -139,6 +140,22 @@ def test_an_entry_that_is_too_large_is_not_read():
 def test_an_entry_that_is_nested_without_an_end_is_refused(start, opened):
     content = (start + opened * 60_000)[:60_000].encode()
     with pytest.raises(Unusable, match="is not an entry of Kiln"):
+        entry.decode(entry.seal(content), KEY)
+
+
+def test_every_bit_of_an_entry_s_content_counts():
+    """Also those of what an image does not say itself, such as its dynamic shared memory."""
+    content = entry.pack(KEY, Image(b"code", INFO, "ptx"), digest("ir"), 1.0).content
+    for bit in range(8 * len(content)):
+        other = bytearray(content)
+        other[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Unusable):
+            entry.decode(bytes(other), KEY)
+
+
+def test_an_entry_of_the_earlier_format_is_named():
+    content = entry.pack(KEY, Image(b"code", INFO, None), digest("ir"), 1.0).content[65:].replace(b":2,", b":1,", 1)
+    with pytest.raises(Unusable, match="has the format 1, and this Kiln reads 2"):
         entry.decode(content, KEY)
 
 

@@ -3,7 +3,7 @@
     /ac/<key>     an entry: a build.bazel.remote.execution.v2.ActionResult, as servers that check what they keep want it
       output_files = 2    "image", and "ptx" if there is one: digest and size of their blobs, which the server keeps as
                           long as the entry
-      stdout_raw = 5      content: JSON of `Entry`
+      stdout_raw = 5      content = digest "\n" JSON of `Entry`;  digest = the JSON's SHA-256, 64 hexadecimal digits
       stderr_raw = 7      its signature, a file of minisign's with the trusted comment "kiln entry <key>"; or none
     /cas/<blob>   a blob: one zstd frame; <blob> is the SHA-256 of the frame
 
@@ -23,7 +23,7 @@ import zstandard
 
 from kiln_recipe.images.image import Image, ImageInfo
 
-FORMAT = 1
+FORMAT = 2
 LARGEST_ENTRY = 1 << 16  # bytes; they have about 1,500
 LARGEST_BLOB = 1 << 26  # bytes of a frame, and of what it holds; images have some hundred thousand
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -87,7 +87,12 @@ def pack(key: str, image: Image, ir: str, seconds: float) -> Packed:
     code = _blob(image.code, blobs)
     ptx = None if image.ptx is None else _blob(image.ptx.encode(), blobs)
     entry = Entry(FORMAT, key, ir, round(seconds, 4), image.info, code, ptx)
-    return Packed(entry, msgspec.json.encode(entry), blobs)
+    return Packed(entry, seal(msgspec.json.encode(entry)), blobs)
+
+
+def seal(document: bytes) -> bytes:
+    """An entry's content. An image does not say all that is stated of it, so a digest must find what has changed."""
+    return hashlib.sha256(document).hexdigest().encode() + b"\n" + document
 
 
 def unpack(blob: Blob, frame: bytes) -> bytes:
@@ -149,8 +154,13 @@ def decode(content: bytes, key: str) -> Entry:
     Raises:
         Unusable: it is no entry, or that of another key.
     """
+    document = content[65:]
+    if content.startswith(b'{"kiln":1,'):
+        raise Unusable(f"has the format 1, and this Kiln reads {FORMAT}")
+    if seal(document) != content:
+        raise Unusable("is damaged, or is not an entry of Kiln")
     try:
-        entry = msgspec.json.decode(content, type=Entry)
+        entry = msgspec.json.decode(document, type=Entry)
     except (msgspec.DecodeError, ValueError, RecursionError):  # what is not UTF-8; what is nested a thousand times
         raise Unusable("is not an entry of Kiln") from None
     if entry.kiln != FORMAT:
