@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
+import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -13,14 +16,14 @@ pytest.importorskip("distributed", reason="Dask is not installed")
 
 from distributed.comm import CommClosedError
 
-from kiln_build.farm.cluster import agent, wire
+from kiln_build.farm.cluster import agent, client, wire
 from kiln_build.farm.cluster.bundle import Bundle
 from kiln_build.farm.cluster.client import DaskExecutor
 from kiln_build.farm.cluster.mailbox import Mailbox
 from kiln_build.farm.cluster.runs import Runs
 from kiln_build.farm.cluster.wire import Order, Reply, Session
 from kiln_build.farm.executor import Died, Raised, Task
-from kiln_recipe.errors import ArtifactError, CompileError, RecipeError
+from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem, RecipeError
 
 SESSION = Session("5" * 32, b"", "", 1)
 
@@ -85,6 +88,27 @@ def test_a_build_that_has_enough_does_not_wait_for_a_scheduler_that_does_not_ans
     workers._connect = connect
     with workers:
         assert workers.wait(0.2) == []
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" + b"x" * 5000])
+def test_what_listens_there_and_is_no_scheduler_of_dask_ends_the_build(monkeypatch, answer):
+    """A wrong port is a likely mistake."""
+    monkeypatch.setattr(client, "_CONNECT_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = []
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(listener.accept()[0])
+                    taken[-1].sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        with DaskExecutor(address, 1) as workers, pytest.raises(EnvironmentProblem, match=f"no scheduler .* {address}"):
+            workers.wait(60)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert taken
 
 
 class Roll:

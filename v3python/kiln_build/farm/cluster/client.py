@@ -145,7 +145,7 @@ class DaskExecutor(Executor[Id]):
             while not closing.done():
                 try:
                     self._runs.client = await _unless(closing, self._connect())
-                except (OSError, TimeoutError, ValueError) as error:
+                except Exception as error:
                     if lost_at is None or time.monotonic() - lost_at > _RETURN_SECONDS:
                         raise EnvironmentProblem(
                             f"no scheduler of Dask answers at {self.address} ({spell(error)}); start one there with "
@@ -166,7 +166,7 @@ class DaskExecutor(Executor[Id]):
             await self._leave()
 
     async def _connect(self) -> Any:
-        return await distributed.Client(
+        client = distributed.Client(
             self.address,
             asynchronous=True,
             set_as_default=False,
@@ -174,6 +174,11 @@ class DaskExecutor(Executor[Id]):
             timeout=_CONNECT_SECONDS,
             name="kiln",
         )
+        try:  # Dask's own limit is of the connection: what listens there may be something else, which says nothing
+            return await asyncio.wait_for(_started(client), _CONNECT_SECONDS)
+        except BaseException:
+            self._runs.follow_up(quietly(client.close(timeout=1)))
+            raise
 
     async def _serve(self, closing: asyncio.Future) -> None:
         """Until the scheduler is gone, or the build has enough."""
@@ -270,6 +275,10 @@ class DaskExecutor(Executor[Id]):
                 )  # fmt: skip
         self._runs.stop_following()
         await quietly(asyncio.wait_for(client.close(timeout=2), _CLOSE_SECONDS))
+
+
+async def _started(client: Any) -> Any:
+    return await client
 
 
 async def _unless(closing: asyncio.Future, what: Coroutine[Any, Any, Any]) -> Any:
