@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiln_build.base.folder import SharedFolder
 from kiln_build.store import upkeep as store_upkeep
 from kiln_build.store.local import LocalStore
 from kiln_build.store.store import Took
@@ -245,17 +247,17 @@ def test_a_groups_store_may_be_written_by_the_group(tmp_path):
 
 @pytest.mark.parametrize("kind", ["index", "ir", "objects"])
 def test_a_folder_that_appears_while_one_looks_is_kept(store, warned, monkeypatch, kind):
-    is_dir, appeared = Path.is_dir, []
+    is_folder, appeared = SharedFolder.is_folder, []
 
-    def is_dir_but_late(path: Path) -> bool:
-        answer = is_dir(path)
+    def is_folder_but_late(self, path: Path) -> bool:
+        answer = is_folder(self, path)
         if path == store.root / kind and not answer:
             appeared.append(path)
             monkeypatch.undo()
             fill(LocalStore(store.root), range(30))  # by another process, between the look and what follows from it
         return answer
 
-    monkeypatch.setattr(Path, "is_dir", is_dir_but_late)
+    monkeypatch.setattr(SharedFolder, "is_folder", is_folder_but_late)
     fill(store, [1])
     assert appeared and not warned
     assert all(store.load(store.get(digest(number))) == image(number) for number in range(30))
@@ -415,6 +417,41 @@ def test_looking_changes_nothing(store):
     assert quiet.holds(key) and not quiet.holds(digest("another")) and quiet.durations() == {"a": Took(1.0)}
     assert path.stat().st_mtime == 1e9 and (store.root / "durations").read_bytes() == before
     assert quiet.get(key) is not None and path.stat().st_mtime > 1e9
+
+
+# ---- whose it is ----
+
+
+@pytest.mark.parametrize("name", ["index", "index/one", "ir", "objects"])
+def test_a_folder_that_is_shut_is_told_in_a_sentence(store, name):
+    """As of a user whose umask is 077: what is in there is not said to be missing, and no variant is said to fail."""
+    code = """
+import os, pwd
+if not os.getuid():
+    os.setuid(65534)
+for ask in (
+    lambda store: store.get(digest(1)), lambda store: store.get_ir(digest("ir")), lambda store: store.holds(digest(1)),
+    lambda store: store.put(digest(1), Image(b"other", INFO, None), digest("ir"), 1.0),
+    lambda store: list(store.keys()), lambda store: store.info(),
+):
+    try:
+        ask(LocalStore(Path(sys.argv[1])))
+    except EnvironmentProblem as problem:
+        print(problem)
+"""
+    store.put(digest(1), Image(b"code", INFO, None), digest("ir"), 1.0)
+    place = store.root / name.replace("one", digest(1)[:2])
+    for folder in (store.root, *store.root.parents[:-1]):
+        if folder.stat().st_uid == os.getuid() and str(folder).startswith(tempfile.gettempdir() + "/"):
+            folder.chmod(0o777)
+    place.chmod(0)
+    done = run_python(code, store.root, stderr=subprocess.PIPE)
+    out, errors = done.communicate(timeout=120)
+    place.chmod(0o777)
+    assert not done.returncode, errors
+    told = out.splitlines()
+    assert sum(f"cannot read {place}" in one for one in told) >= 2
+    assert all(one.endswith(": Permission denied; make its folder accessible, or name another") for one in told)
 
 
 # ---- gc ----

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kiln_recipe.console.appear import appear
-from kiln_recipe.errors import EnvironmentProblem
+from kiln_recipe.errors import EnvironmentProblem, is_full
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -132,6 +132,8 @@ class SharedFolder:
             if error.errno not in _UNREADABLE:
                 raise self.problem("read", path, error) from error
             there = _status(path)
+            if there is None and error.errno in (errno.EACCES, errno.EPERM):  # a folder of ours is shut, not this file
+                raise self.problem("read", path, error) from error
             reason = _is_no_file(there) if there else None
             raise Unreadable(reason or f"cannot be read ({error.strerror})", there) from error
 
@@ -197,12 +199,19 @@ class SharedFolder:
 
     def files(self, kind: str, hidden: bool = False) -> Iterator[os.DirEntry]:
         """The files in the subfolders of `kind`, in no order; they may vanish while one looks. `hidden`: the others."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root / kind) as folders:
-            for folder in folders:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder.path) as files:
-                    for file in files:
-                        if file.name.startswith(".") == hidden:
-                            yield file
+        for folder in self._entries(self.root / kind):
+            for file in self._entries(Path(folder.path)):
+                if file.name.startswith(".") == hidden:
+                    yield file
+
+    def is_folder(self, path: Path) -> bool:
+        """Whether a folder stands there."""
+        try:
+            return stat.S_ISDIR(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise self.problem("read", path, error) from error
 
     def touch(self, path: Path) -> bool:
         """Marks a file as used now; False if it is not there (any more)."""
@@ -265,7 +274,17 @@ class SharedFolder:
 
     def problem(self, what: str, path: Path, error: OSError) -> EnvironmentProblem:
         """The sentence for an error of the operating system."""
-        return EnvironmentProblem(f"cannot {what} {path}: {error.strerror or error}")
+        right = "make room on its disk" if is_full(error) else "make its folder accessible, or name another"
+        return EnvironmentProblem(f"cannot {what} {path}: {error.strerror or error}; {right}")
+
+    def _entries(self, path: Path) -> Iterator[os.DirEntry]:
+        try:
+            with os.scandir(path) as entries:
+                yield from entries
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self.problem("read", path, error) from error
 
     def _open(self, path: Path, flags: int) -> int:
         self.make()

@@ -118,7 +118,7 @@ class StoreFiles:
         """What stands in the place of a folder of this kind, or of one in it."""
         top = self.root / kind
         with contextlib.suppress(FileNotFoundError):
-            if not top.is_dir():
+            if not self.folder.is_folder(top):
                 os.lstat(top)
                 yield top
                 return
@@ -274,7 +274,7 @@ class StoreFiles:
     def _write(self, path: Path, data: bytes) -> None:
         self.begin()
         for folder in (path.parents[1], path.parent):
-            if not folder.is_dir():
+            if not self.folder.is_folder(folder):
                 self.strange_folder(folder)
         self.folder.write(path, data)
 
