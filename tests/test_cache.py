@@ -175,6 +175,7 @@ def test_a_signature_is_of_its_own_entry_alone(team, server):
     [
         ({"token": "t0p-s3cret"}, "Bearer t0p-s3cret"),
         ({"login": "me:t0p-s3cret"}, f"Basic {base64.b64encode(b'me:t0p-s3cret').decode()}"),
+        ({"login": "mé:€ t0p-s3cret"}, f"Basic {base64.b64encode('mé:€ t0p-s3cret'.encode()).decode()}"),
     ],
 )
 def test_credentials_are_sent_and_never_said(team, server, access, header, caplog):

@@ -230,16 +230,17 @@ def test_who_signs_believes_nothing_unsigned_and_replaces_it(tmp_path, store, ca
     keys = minisign_keys.make(tmp_path)
     (tmp_path / "keys").write_text(" ".join(f"{n:064x}" for n in range(3)))
 
-    def told(*words: str) -> dict:
-        assert main(["store", *words, "--cache", cached.url, "--json"]) == 0
+    def told(*words: str, code: int = 0) -> dict:
+        assert main(["store", *words, "--cache", cached.url, "--json"]) == code
         return json.loads(capsys.readouterr().out)
 
     here = ("--store", str(store.root))
     assert told("push", *here)["sent"] == 3, "unsigned"
     monkeypatch.setenv("KILN_CACHE_KEY", str(keys.secret))
     assert told("stats", *here)["there"] == 0
-    pulled = told("pull", "--store", str(tmp_path / "a"), "--keys", str(tmp_path / "keys"))
+    pulled = told("pull", "--store", str(tmp_path / "a"), "--keys", str(tmp_path / "keys"), code=7)
     assert (pulled["fetched"], pulled["not_fetched"], pulled["unusable"]) == (0, 3, 3)
+    assert pulled["problem"] == "it has 3 images that nobody should use"
     assert told("push", *here)["sent"] == 3
     assert told("stats", *here)["there"] == 3
     assert told("pull", "--store", str(tmp_path / "b"), "--keys", str(tmp_path / "keys"))["fetched"] == 3

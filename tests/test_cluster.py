@@ -140,6 +140,7 @@ def test_images_come_back_and_are_not_compiled_again(one, cluster):
     assert sum(int(line.split()[1]) for line in pace) == 6 and {line.split(":")[0] for line in pace} <= {"ann", "bob"}
     again = one.run(cluster.address, 8)
     assert (again.compiled, again.reused) == (2, 6)
+    assert not any("dashboard" in line for line in one.progress.said), "this scheduler has none"
 
 
 def test_a_worker_that_is_killed_costs_what_it_was_doing(one, cluster):

@@ -66,6 +66,12 @@ def lines_of(found: Difference) -> list[str]:
     return list(show.text(found))
 
 
+def test_equal_code_that_is_launched_with_other_memory_is_another_image():
+    found = compare.compare(made(row("BLOCK_M=64")), made(row("BLOCK_M=64", shared=16384)))
+    assert [(one.before[0].shared, one.after[0].shared) for one in found.images] == [(57344, 16384)]
+    assert not found.is_empty and "1 other image changed" in show.verdict(found)
+
+
 def test_a_lost_occupancy_and_a_new_spill_stand_in_the_first_lines():
     """Behind forty combinations that were gained, a header and a file."""
     more = [row("BLOCK_M=64", f"dtype=bf16 head_dim={n}", f"m{n}") for n in range(40)]

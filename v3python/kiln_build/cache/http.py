@@ -3,6 +3,7 @@ WebDAV speak it."""
 
 from __future__ import annotations
 
+import base64
 import re
 
 import urllib3
@@ -36,7 +37,9 @@ class HttpTransport:
         if access.token:
             headers["Authorization"] = f"Bearer {access.token}"
         elif access.login:
-            headers |= urllib3.make_headers(basic_auth=access.login)
+            headers["Authorization"] = (
+                f"Basic {base64.b64encode(access.login.encode()).decode()}"  # UTF-8, as RFC 7617 has
+            )
         self._pool = urllib3.PoolManager(
             num_pools=4,
             maxsize=connections,

@@ -165,9 +165,12 @@ def pull(local: Store, address: str, access: Access, keys: Sequence[str] | None,
     remote.close()
     # What was still on its way when the cache was given up is counted there, and is not in the store.
     now = _there(local, asked)
+    unusable = remote.counts["unusable"]
+    problem = remote.budget.problem or (
+        f"it has {plural(unusable, 'image')} that nobody should use" if unusable else ""
+    )
     return Pulled(
-        address, len(asked), remote.budget.problem, there, now - there, remote.counts["bytes in"], len(asked) - now,
-        remote.counts["unusable"],
+        address, len(asked), problem, there, now - there, remote.counts["bytes in"], len(asked) - now, unusable,
     )  # fmt: skip
 
 

@@ -159,6 +159,10 @@ def _targets(one: Side, other: Side) -> list[Changed]:
     ]
 
 
+# Equal code may be launched with other memory: what a launch needs is stated of an image, and not all of it is in it.
+_OF_AN_IMAGE = ("image", "registers", "spills", "shared", "threads")
+
+
 def _images(before: Side, after: Side, shares: Shares) -> Iterator[ImageChange]:
     earlier = {place: _places(rows) for place, rows in kernels_of(before.rows)}
     since = f"kiln {before.version}"
@@ -167,7 +171,7 @@ def _images(before: Side, after: Side, shares: Shares) -> Iterator[ImageChange]:
         facts = [{place: facts_of(row, family, shares) for place, row in side.items()} for side in (old, new)]
         for pair in images.pairs(*facts):
             was, now = old[pair.old_place], new[pair.place]
-            if was["image"] == now["image"]:
+            if all(was.get(name) == now.get(name) for name in _OF_AN_IMAGE):
                 continue
             name = pair.place.name(family, target)
             before_end = (pair.before, was.get("bytes", 0)) if pair.before else None

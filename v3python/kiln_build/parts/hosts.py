@@ -144,6 +144,7 @@ def merge(
     by_target = check(given)
     wanted = replace(asked.read(given[0]), targets=";".join(by_target))
     environment = asked.environment_of(wanted, variables, str(place / "store"))
+    environment["_KILN_SHOWN_OUTPUT"] = str(output.absolute())  # where what it makes is in the end
     with make_progress() as progress:
         laid = tree.lay_out_source(wanted, sources.tree, place / "source", say)
         folder = tree.lay_out_input(wanted, laid, sources.input, place / "input", progress)

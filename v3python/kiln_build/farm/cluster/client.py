@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import distributed
+from tornado import httpclient
 
 from kiln_build.farm.cluster import agent
 from kiln_build.farm.cluster.bundle import There, bundle_of
@@ -196,7 +197,7 @@ class DaskExecutor(Executor[Id]):
         except OSError:
             return  # it is gone again
         if dashboard := about and about["services"].get("dashboard"):
-            self._mailbox.say(f"dashboard: {client.dashboard_link or dashboard}")
+            self._runs.follow_up(self._tell_of_dashboard(client.dashboard_link or str(dashboard)))
         while not closing.done() and client.status == "running":
             if self._news.is_set() or time.monotonic() - last > _LOOK_SECONDS or self._roll.is_unsure:
                 self._news.clear()
@@ -216,6 +217,17 @@ class DaskExecutor(Executor[Id]):
             waiting = asyncio.ensure_future(self._news.wait())
             await asyncio.wait([closing, waiting], timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
+
+    async def _tell_of_dashboard(self, address: str) -> None:
+        """Unless a scheduler without bokeh, which names an address all the same, has nothing there."""
+        code = 0
+        with contextlib.suppress(Exception):  # an address of the cluster's own network need not be one of ours
+            answer = await httpclient.AsyncHTTPClient().fetch(
+                address, raise_error=False, connect_timeout=3, request_timeout=5, validate_cert=False
+            )
+            code = answer.code
+        if code != 404:
+            self._mailbox.say(f"dashboard: {address}")
 
     async def _answered(self, asked: Any, closing: asyncio.Future) -> dict[str, Any] | None:
         """What the scheduler says, which may stand still: its connections do; None once the build has enough.
