@@ -204,6 +204,11 @@ def test_the_matrix_of_aotriton_has_its_size():
     ("text", "part"),
     [
         ("name: m\ntargets: 3\nkernels: []\n", "matrix.yaml:3: there is no kernel"),
+        ("name: ''\ntargets: 1\nkernels: [{name: a, images: 1, seconds: 1}]\n", "matrix.yaml:1: name: '' is invalid"),
+        (
+            'name: m\ntargets: 1\nkernels:\n  - {name: "a\\nb", images: 1, seconds: 1}\n',
+            "matrix.yaml:4: name: 'a\\nb' is invalid; expected a line of text",
+        ),
         ("name: m\ntargets: 0\nkernels: []\n", "matrix.yaml:2: "),
         ("name: m\ntargets: 1\nkernels:\n  - {name: a, images: 1}\n", "lacks the field"),
         (
@@ -351,3 +356,10 @@ def test_as_many_images_as_aotriton_has_are_simulated_in_moments():
     """A tenth of them, on a tenth of the largest cluster."""
     found: Forecast = simulate(matrix.read(matrix.AOTRITON).works()[:27_000], Cluster(410), Costs())
     assert found.compiled == 27_000
+
+
+def test_images_that_a_build_would_give_up_are_told(capsys, tmp_path, monkeypatch):
+    path = write(tmp_path, "name: m\ntargets: 1\nkernels:\n  - {name: a, images: 3, seconds: 9}\n")
+    monkeypatch.setenv("KILN_TIMEOUT", "5")
+    assert cli.main(["simulate", "--matrix", str(path), "--workers", "2"]) == 0
+    assert "warning: 3 images would fail: a compile may take 5 s; KILN_TIMEOUT=<seconds>" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from kiln_build.cli import plan
 from kiln_build.options import options
 from kiln_recipe.console.files import check_apart, check_new_file, kind_of
 from kiln_recipe.console.spelling import print_text, say
-from kiln_recipe.console.tables import print_json
+from kiln_recipe.console.tables import plural, print_json
 from kiln_recipe.console.usage import count, filled, number, several
 from kiln_recipe.errors import EnvironmentProblem, UsageError
 
@@ -225,4 +225,9 @@ def _simulate(
                 forecast = simulate(works, cluster, costs, known=known, hits=hits, advance=progress.advance)
                 cases.append(Case(workers, hit, forecast, arguments.price))
         progress.close()
+    if too_long := sum(work.seconds > asked.job_timeout for work in works):
+        say(
+            f"warning: {plural(too_long, 'image')} would fail: a compile may take {asked.job_timeout:g} s; "
+            "KILN_TIMEOUT=<seconds> allows more"
+        )
     return cases

@@ -75,6 +75,10 @@ def read(path: Path) -> Matrix:
     matrix = found.value
     if not matrix.kernels:
         found.fail(("kernels",), "there is no kernel; give at least one, with its name, images and seconds")
+    names = [(("name",), matrix.name), *((("kernels", n, "name"), one.name) for n, one in enumerate(matrix.kernels))]
+    for where, name in names:
+        if not name.strip() or not name.isprintable():
+            found.fail(where, f"name: {name!r} is invalid; expected a line of text")
     if sum(kernel.images for kernel in matrix.kernels) > MOST:
         found.fail(("kernels",), f"these are more than {MOST} images; a simulation takes at most so many")
     for place, kernel in enumerate(matrix.kernels):
