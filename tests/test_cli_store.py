@@ -354,3 +354,9 @@ def test_mistakes_with_a_cache_are_one_sentence(store, words, variables, code, s
     assert main(["store", *words, "--store", str(store.root)]) == code
     errors = capsys.readouterr().err
     assert sentence in errors and errors.count("\n") == 1 and "pw@" not in errors
+
+
+def test_keys_are_read_up_to_a_limit(tmp_path, store, cached, capsys):
+    words = ["store", "pull", "--store", str(tmp_path / "a"), "--cache", cached.url, "--keys", "/dev/zero"]
+    assert main(words) == 2
+    assert "--keys /dev/zero has more than 256 MiB; give the keys alone" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def read_access(asked: BuildVariables) -> Access:
         raise UsageError("the token of the cache has something else than printable characters; give the token alone")
     if login and not re.fullmatch(r"[^:\r\n]+:[^\r\n]*", login):
         raise UsageError("the login of the cache is not a name and a password with ':' between; give both, in one line")
-    key = secret.read_key(asked.cache_key, asked.cache_password) if asked.cache_key else None
+    key = secret.read_key(asked.cache_key, asked.cache_password, "KILN_CACHE_PASSWORD") if asked.cache_key else None
     trusted = [*map(_public_key, asked.cache_trust), *([key.public] if key else [])]
     _check_certificates(asked)
     return Access(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kiln_build.options import options
 from kiln_build.options.words import check_store, scheme_of
 from kiln_recipe.console import spelling
+from kiln_recipe.console.files import read_given
 from kiln_recipe.console.usage import filled, one_of
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError, escaped
 
@@ -30,6 +31,7 @@ kiln list RELEASE --json | kiln store pull --cache http://host:8080/kiln --keys 
 kiln store stats --cache http://host:8080/kiln --json                      how many of the store's images it has
 """
 
+_MOST_KEYS = 1 << 28  # bytes of a text with keys; 271,294 rows of `kiln list --json` have about 200 million
 _WITH_CACHE = ("push", "pull", "stats")
 _ACTIONS = ("info", "verify", "gc", *_WITH_CACHE)
 
@@ -158,9 +160,13 @@ def _keys(word: str) -> list[str]:
     if word == "-" and hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")
     try:
-        text = sys.stdin.read() if word == "-" else Path(word).read_text(errors="replace")
+        text = (
+            sys.stdin.read(_MOST_KEYS + 1) if word == "-" else read_given(word, _MOST_KEYS + 1).decode(errors="replace")
+        )
     except OSError as error:
         raise EnvironmentProblem(f"--keys {word} cannot be read ({error.strerror}); give a text with keys") from error
+    if len(text) > _MOST_KEYS:
+        raise UsageError(f"--keys {word} has more than {_MOST_KEYS >> 20} MiB; give the keys alone, or several parts")
     named = re.findall(r'"key": ?"([0-9a-f]{64})"', text)
     keys = list(dict.fromkeys(named or re.findall(r"\b[0-9a-f]{64}\b", text)))
     if not keys:

@@ -55,8 +55,11 @@ def check_key(word: str) -> None:
         minisign.check_secret_key(read_text(word, "the key"), word)
 
 
-def read_key(word: str, password_word: str | None) -> SecretKey:
+def read_key(word: str, password_word: str | None, option: str = "--password") -> SecretKey:
     """Gets a key, and its password if it has one: from where `password_word` says, else from the terminal.
+
+    Args:
+        option: what gives the password's place, for the sentence.
 
     Raises:
         EnvironmentProblem: something cannot be read, or there is no terminal.
@@ -69,14 +72,14 @@ def read_key(word: str, password_word: str | None) -> SecretKey:
         if password_word is not None:
             password = read_text(password_word, "the password").rstrip(b"\r\n")
         else:
-            password = _ask(name)
+            password = _ask(name, option)
     return minisign.read_secret_key(data, password, name)
 
 
-def _ask(name: str) -> bytes:
+def _ask(name: str, option: str) -> bytes:
     if not _has_terminal():
         raise EnvironmentProblem(
-            f"{name} is encrypted, and there is no terminal to ask for its password; give --password with {WHERE}"
+            f"{name} is encrypted, and there is no terminal to ask for its password; give {option} with {WHERE}"
         )
     try:
         return os.fsencode(getpass.getpass(f"Password of {name}: ", sys.stderr))

@@ -276,12 +276,13 @@ class _Workshop:
             return self.bundles[session.bundle].unpack(self.place / "sources", store, self.toolchain)
 
 
-class _Crew(threading.Thread):
-    """The processes of one session, and the one thread that has them work."""
+class _Crew:
+    """The processes of one session, and the one thread that has them work. It has a thread and is none: which names are
+    taken there differs between versions of Python."""
 
     def __init__(self, shop: _Workshop, session: Session, host: Any) -> None:
-        super().__init__(name=f"kiln-{session.name[:8]}", daemon=True)
         self.session = session
+        self._thread = threading.Thread(target=self._run, name=f"kiln-{session.name[:8]}", daemon=True)
         self.has_ended = False
         self._shop = shop
         self._orders: queue.SimpleQueue[tuple[Order, Future[Reply]] | int | None] = queue.SimpleQueue()
@@ -311,11 +312,16 @@ class _Crew(threading.Thread):
     def kill(self, number: int) -> None:
         self._tell(number)
 
+    def start(self) -> None:
+        self._thread.start()
+
     def end(self) -> None:
         self._tell(None)
-        self.join()
+        self._thread.join()
 
-    def run(self) -> None:
+    # ---- inside ----
+
+    def _run(self) -> None:
         fault = wire.fault_of(EnvironmentProblem("the worker was told to end"))
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
@@ -332,8 +338,6 @@ class _Crew(threading.Thread):
         while not self._orders.empty():
             if isinstance(given := self._orders.get(), tuple):
                 given[1].set_result(Reply(wire.BROKEN, fault=fault))
-
-    # ---- inside ----
 
     def _tell(self, what: tuple[Order, Future[Reply]] | int | None) -> None:
         self._orders.put(what)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import pickle
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +130,11 @@ class DaskExecutor(Executor[Id]):
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
+        # What Dask says of connections that break, of versions that differ and of its own coroutines is nothing for the
+        # user: what follows from it for the build comes as an error, and is told.
+        self._loop.set_exception_handler(lambda *_: None)
+        logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
+        warnings.filterwarnings("ignore", module="distributed")
         try:
             self._loop.run_until_complete(self._main())
         except KilnError as error:
