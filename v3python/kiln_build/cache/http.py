@@ -137,5 +137,6 @@ class HttpTransport:
 def _spell(error: Exception) -> str:
     """What failed, without the address, which the caller says."""
     reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
-    text = _CONNECTION.sub("", str(reason))
+    words = reason.args[0] if reason.args and isinstance(reason.args[0], str) else reason
+    text = _CONNECTION.sub("", str(words))
     return f"{type(reason).__name__}: {text}"[:200]
