@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import small_recipe
 from kiln_build.farm.durations import Basis, Durations, work
 from kiln_build.store import durations as lines
-from kiln_build.store.store import Took
+from kiln_build.store.store import Took, is_time
 from kiln_recipe import targets
 from kiln_recipe.plan import plan
 from kiln_recipe.read import recipe
@@ -23,6 +23,11 @@ records = st.dictionaries(st.text(), st.builds(Took, seconds, st.none() | second
 
 def variant(name: str) -> SimpleNamespace:
     return SimpleNamespace(name=name, spec=None)
+
+
+@pytest.mark.parametrize("number", [-0.001, math.inf, -math.inf, math.nan])
+def test_what_is_no_time(number):
+    assert not is_time(number) and is_time(0.0) and is_time(1e6)
 
 
 # ---- what is kept ----

@@ -14,13 +14,13 @@ that parses is passed over.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from dataclasses import dataclass
 
 import msgspec
 import zstandard
 
+from kiln_build.store.store import is_time
 from kiln_recipe.images.image import Image, ImageInfo
 
 FORMAT = 2
@@ -171,7 +171,7 @@ def decode(content: bytes, key: str) -> Entry:
     if not all(_DIGEST.fullmatch(name) for name in names):
         raise Unusable("names something that is not a digest")
     sizes = [size for blob in (entry.code, entry.ptx) if blob for size in (blob.size, blob.stored)]
-    if not all(0 <= size <= LARGEST_BLOB for size in sizes) or not 0 <= entry.seconds < math.inf:
+    if not all(0 <= size <= LARGEST_BLOB for size in sizes) or not is_time(entry.seconds):
         raise Unusable("states a size or a time that cannot be")
     return entry
 

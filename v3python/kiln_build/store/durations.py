@@ -7,12 +7,11 @@ two machines that wrote at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import msgspec
 
-from kiln_build.store.store import Took
+from kiln_build.store.store import Took, is_time
 
 LARGEST = 1 << 29  # bytes of a file; 271,294 variants take 40 million, and up to twice that until the file is tidied
 
@@ -39,7 +38,7 @@ def decode(data: bytes, passed_over: Callable[[str], None] = lambda lines: None)
         except msgspec.DecodeError:
             damaged += number < len(lines)
             continue
-        if all(0 <= one < math.inf for one in seconds):
+        if all(map(is_time, seconds)):
             known[name] = Took(*seconds)
         else:
             damaged += 1

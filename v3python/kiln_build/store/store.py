@@ -6,6 +6,7 @@ implementation to what is written here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class Took(NamedTuple):
     def work(self) -> float:
         """Seconds that it takes on a processor of its own: what else ran at the time lengthens only the other."""
         return self.seconds if self.cpu is None else min(self.seconds, self.cpu)
+
+
+def is_time(seconds: float) -> bool:
+    """Whether a number that a file or another machine states can be how long something took."""
+    return 0 <= seconds < math.inf
 
 
 @dataclass(frozen=True)
