@@ -1,12 +1,20 @@
-"""SHA-256 of files, and of what comes in blocks. Standard library only."""
+"""SHA-256 of files, and of what comes in blocks; how it is written. Standard library only."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+PATTERN = "[0-9a-f]{64}"
 _BLOCK = 1 << 20
+_DIGEST = re.compile(PATTERN)
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text can be a digest."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def measure(blocks: Iterable[bytes], tell: Callable[[int], object] = lambda size: None) -> tuple[str, int]:

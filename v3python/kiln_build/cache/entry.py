@@ -14,19 +14,18 @@ that parses is passed over.
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 
 import msgspec
 import zstandard
 
 from kiln_build.store.store import is_time
+from kiln_recipe.digests import is_digest
 from kiln_recipe.images.image import Image, ImageInfo
 
 FORMAT = 2
 LARGEST_ENTRY = 1 << 16  # bytes; they have about 1,500
 LARGEST_BLOB = 1 << 26  # bytes of a frame, and of what it holds; images have some hundred thousand
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEVEL = 6
 _FILES, _CONTENT, _SIGNATURE = 2, 5, 7  # fields of ActionResult
 _PATH, _FILE_DIGEST = 1, 2  # of OutputFile
@@ -168,7 +167,7 @@ def decode(content: bytes, key: str) -> Entry:
     if entry.key != key:
         raise Unusable(f"is that of the key {entry.key[:64]!r}")
     names = [entry.ir, *(name for blob in (entry.code, entry.ptx) if blob for name in (blob.digest, blob.blob))]
-    if not all(_DIGEST.fullmatch(name) for name in names):
+    if not all(map(is_digest, names)):
         raise Unusable("names something that is not a digest")
     sizes = [size for blob in (entry.code, entry.ptx) if blob for size in (blob.size, blob.stored)]
     if not all(0 <= size <= LARGEST_BLOB for size in sizes) or not is_time(entry.seconds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from kiln_build.cache import entry
@@ -12,13 +12,13 @@ from kiln_build.cache.access import Access
 from kiln_build.cache.budget import Budget
 from kiln_build.cache.entry import Blob, Entry, Unusable
 from kiln_build.cache.transport import AC, CAS, Failed, Transport
+from kiln_build.store.upkeep import Contradictions
 from kiln_build.trust import minisign
 from kiln_recipe.errors import TrustError
 from kiln_recipe.images import judge
-from kiln_recipe.images.image import Image, ImageInfo
+from kiln_recipe.images.image import Image
 
 T = TypeVar("T")
-Contradictions = Callable[[ImageInfo, bytes], Sequence[str]]
 
 
 class Remote:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kiln_build.options import options
 from kiln_build.options.words import check_store, scheme_of
+from kiln_recipe import digests
 from kiln_recipe.console import spelling
 from kiln_recipe.console.files import read_given
 from kiln_recipe.console.usage import filled, one_of
@@ -167,8 +168,8 @@ def _keys(word: str) -> list[str]:
         raise EnvironmentProblem(f"--keys {word} cannot be read ({error.strerror}); give a text with keys") from error
     if len(text) > _MOST_KEYS:
         raise UsageError(f"--keys {word} has more than {_MOST_KEYS >> 20} MiB; give the keys alone, or several parts")
-    named = re.findall(r'"key": ?"([0-9a-f]{64})"', text)
-    keys = list(dict.fromkeys(named or re.findall(r"\b[0-9a-f]{64}\b", text)))
+    named = re.findall(rf'"key": ?"({digests.PATTERN})"', text)
+    keys = list(dict.fromkeys(named or re.findall(rf"\b{digests.PATTERN}\b", text)))
     if not keys:
         raise UsageError(
             f"--keys {word} has no key, which has 64 hexadecimal digits; give what `kiln list --json` prints, say"

@@ -7,12 +7,17 @@ one, and a choice in `FarmOptions.of`; tests/executor_contract.py holds every im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 Id = TypeVar("Id", bound=Hashable)
+
+
+def free_number(taken: Collection[int]) -> int:
+    """The number of a worker that begins beside others, as `Began` has it: the lowest that is free."""
+    return next(number for number in range(1, len(taken) + 2) if number not in taken)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, cast
 
 from kiln_build.farm import guardian, worker
-from kiln_build.farm.executor import Began, Died, Event, Executor, Id, Raised, Returned, Task, Waits
+from kiln_build.farm.executor import Began, Died, Event, Executor, Id, Raised, Returned, Task, Waits, free_number
 from kiln_build.farm.worker import Order
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, KilnError
 
@@ -196,8 +196,7 @@ class LocalExecutor(Executor[Id]):
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(process.pid)
         taken = {other.number for other in self._workers}
-        number = next(number for number in range(1, self._limit + 1) if number not in taken)
-        one: _Worker[Id] = _Worker(process, ours, log, pidfd, number)
+        one: _Worker[Id] = _Worker(process, ours, log, pidfd, free_number(taken))
         self._workers.append(one)
         self._tell_guardian(f"+{process.pid}\n")
         with contextlib.suppress(OSError):  # a death will be seen by `wait`

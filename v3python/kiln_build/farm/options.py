@@ -16,6 +16,16 @@ JOB_MEMORY = 1 << 30
 _HEADROOM = 0.9  # of the memory that is free when we begin: others live here too
 
 
+def free_memory() -> int:
+    """Bytes that all jobs on this machine may take together."""
+    return int(_HEADROOM * machine.usable_memory())
+
+
+def workers_for(missing: int, asked: int, memory: int, job_memory: int = JOB_MEMORY) -> int:
+    """How many compile at once: no more than are asked for, than images are missing, and than memory allows."""
+    return max(1, min(asked, memory // job_memory, missing))
+
+
 @dataclass(frozen=True)
 class FarmOptions:
     """How a farm runs.
@@ -60,12 +70,11 @@ class FarmOptions:
         """How many compile at once where so many images are missing; of workers elsewhere, at most."""
         if self.elsewhere:
             return max(1, min(self.jobs or missing, missing))
-        by_memory = max(1, self.usable_memory() // self.job_memory)
-        return max(1, min(self.jobs or machine.usable_cpus(), by_memory, missing))
+        return workers_for(missing, self.jobs or machine.usable_cpus(), self.usable_memory(), self.job_memory)
 
     def usable_memory(self) -> int:
         """Bytes that all jobs may take together."""
-        return self.memory if self.memory is not None else int(_HEADROOM * machine.usable_memory())
+        return self.memory if self.memory is not None else free_memory()
 
 
 def _cluster(scheduler: str, tls: str | None) -> StartExecutor:

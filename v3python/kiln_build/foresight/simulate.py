@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kiln_build.farm.course import AttemptId, Course
 from kiln_build.farm.executor import Task
-from kiln_build.farm.options import JOB_MEMORY, FarmOptions
+from kiln_build.farm.options import JOB_MEMORY, FarmOptions, workers_for
 from kiln_build.farm.schedule import End, Policy, Scheduler, Start
 from kiln_build.foresight.costs import Costs
 from kiln_build.foresight.virtual import Clock, Pretended, VirtualExecutor
@@ -144,9 +144,8 @@ def simulate(
     fetched = len(works) - len(missing)
     advance(fetched)
     clock, jobs = Clock(), _Jobs({work.name: work for work in missing}, advance)
-    # The farm's own rule: no more workers than jobs, and than memory allows.
     memory = cluster.workers * cluster.memory
-    workers = max(1, min(cluster.workers, memory // JOB_MEMORY, len(missing)))
+    workers = workers_for(len(missing), cluster.workers, memory)
     executor = VirtualExecutor(workers, clock, costs.start_up, costs.handling, cluster.spot, cluster.dies, cluster.seed)
     policy = Policy(workers, memory, JOB_MEMORY, cluster.timeout, cluster.attempts)
     durations = {work.name: work.seconds for work in missing} if known is None else known

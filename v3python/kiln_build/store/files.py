@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import stat
 import sys
 import time
@@ -38,13 +37,13 @@ import zstandard
 
 from kiln_build.base.folder import SharedFolder, Unreadable
 from kiln_build.store.store import StoredImage
+from kiln_recipe.digests import is_digest
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, escaped
 
 T = TypeVar("T")
 
 _FORMAT, _EARLIER_FORMAT = b"kiln-store 2\n", b"kiln-store 1\n"
 _NAMES = {"format", "index", "ir", "objects", "locks", "builds", "gc", "durations", "lost+found"}
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEVEL = 3  # cubins shrink to a third at 0.3 ms each; what is released is compressed anew
 _LARGEST_ENTRY = 1 << 16  # bytes; they have some hundreds
 _LARGEST_OBJECT = 1 << 28  # bytes; a corrupt frame must not make us allocate what it claims
@@ -101,7 +100,7 @@ class StoreFiles:
 
     def path(self, kind: str, name: str) -> Path:
         """Where a digest of a kind lies: "index", "ir", "objects" or "locks"."""
-        if not _DIGEST.fullmatch(name):
+        if not is_digest(name):
             raise ValueError(f"{name!r} is not a digest of 64 hexadecimal digits")
         if kind == "locks":
             return self.root / kind / name

@@ -26,7 +26,6 @@ LARGEST = 4 << 20  # bytes; it has 13,000
 FORMAT = 1
 _MOST_PYTHONS, _MOST_OVERRIDES = 32, 256
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MEMBER_PATH = re.compile(r"[A-Za-z0-9._+-]+(?:/[A-Za-z0-9._+-]+)*")
 
 
@@ -422,10 +421,10 @@ def _problems(lock: Lock) -> Iterator[str]:
     for file in lock.every_file():
         if not _FILE_NAME.fullmatch(file.name):
             yield f"{file.name!r} is not a plain file name"
-        if not _SHA256.fullmatch(file.sha256) or file.size < 0:
+        if not digests.is_digest(file.sha256) or file.size < 0:
             yield f"{file.name} has a malformed size or sha256"
         for member in file.members if isinstance(file, LockedFile) else ():
-            if not _MEMBER_PATH.fullmatch(member.path) or not _SHA256.fullmatch(member.sha256):
+            if not _MEMBER_PATH.fullmatch(member.path) or not digests.is_digest(member.sha256):
                 yield f"{file.name} has a member with a malformed path or sha256"
         if file.name in seen:
             yield f"{file.name} is locked twice"
