@@ -128,10 +128,10 @@ def _with_cache(arguments: argparse.Namespace) -> int:
 
     asked = options.read_build_variables(os.environ | ({"KILN_CACHE": arguments.cache} if arguments.cache else {}))
     called = {"KILN_CACHE": "--cache"} if arguments.cache else None
+    word, name = (arguments.store, "--store") if arguments.store else (asked.store, "KILN_STORE")
     asked = options.make_absolute(replace(asked, store=None, recipes=(), log_json=None), Path.cwd(), called)
     if not asked.cache:
         raise UsageError(f"`kiln store {arguments.action}` needs a cache; name it with --cache ADDRESS or KILN_CACHE")
-    word, name = arguments.store or os.environ.get("KILN_STORE"), "--store" if arguments.store else "KILN_STORE"
     local = _open(word) if arguments.action != "pull" or not word else _open_or_make(word, name)
     keys = _keys(arguments.keys) if arguments.keys else None
     with make_progress() as progress:
