@@ -101,7 +101,7 @@ def gather_whole(
             if options.build.from_store:
                 refuse_missing(the_plan, toolchains, store, options, progress)
     name, problem = next(iter(damaged.items()))
-    raise ArtifactError(f"{plural(len(damaged), 'image')} damaged again after a second compile, {name}: {problem}")
+    raise ArtifactError(f"{plural(len(damaged), 'image')} damaged after being compiled again twice, {name}: {problem}")
 
 
 def gather(
