@@ -13,6 +13,7 @@ import pytest
 
 import minisign_keys
 from cache_server import CacheServer
+from kiln_build.cache import traffic
 from kiln_build.cli import main
 from kiln_build.cli.store import parse_size
 from kiln_build.store import upkeep as store_upkeep
@@ -201,6 +202,16 @@ def test_push_stats_and_pull(tmp_path, store, cached, capsys, monkeypatch):
     assert "--keys - needs standard input, which is closed" in capsys.readouterr().err
     copy = LocalStore(new)
     assert all(copy.load(copy.get(f"{n:064x}")) == store.load(store.get(f"{n:064x}")) for n in (0, 1))
+
+
+def test_push_opens_the_store_once_a_thread(store, cached, monkeypatch):
+    for number in range(3, 40):
+        store.put(f"{number:064x}", Image(bytes([number]), INFO), f"{number:064x}", 1.0)
+    opened = []
+    open_store = traffic.open_store
+    monkeypatch.setattr(traffic, "open_store", lambda *words: opened.append(words) or open_store(*words))
+    assert main(["store", "push", "--store", str(store.root), "--cache", cached.url]) == 0
+    assert len(cached.of("ac")) == 40 and 1 <= len(opened) <= traffic._SENDERS
 
 
 @pytest.mark.parametrize("action", ["push", "stats", "pull"])

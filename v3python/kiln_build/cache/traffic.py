@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -115,13 +116,16 @@ def push(local: Store, address: str, access: Access, keys: Sequence[str] | None,
     if access.is_read_only:
         raise UsageError("KILN_CACHE_MODE=read-only: nothing may go to the cache; unset it to push")
     remote = _remote(address, access, progress)
+    own = threading.local()
 
     def send(key: str) -> str:
         found = remote.has(key)
         if found or found is None:
             return "there" if found else "not sent"
-        store = open_store(local.location, lambda text: progress.message(f"warning: {text}"))  # each thread has its own
         try:
+            if not hasattr(own, "store"):  # each thread has one
+                own.store = open_store(local.location, lambda text: progress.message(f"warning: {text}"))
+            store: Store = own.store
             stored = store.get(key)
             is_sent = stored is not None and remote.send(key, store.load(stored), stored.ir, stored.seconds)
         except KilnError as error:
