@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -81,5 +83,10 @@ def test_durations_that_cannot_be(tmp_path):
     (tmp_path / "text").write_text("a b c\n")
     with pytest.raises(UsageError, match="says of no variant what it took"):
         records.read(tmp_path / "text")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(EnvironmentProblem, match="nobody writes to this pipe"):
+        records.read(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="has more than 64 MiB"):
+        records.read(Path("/dev/zero"))
     (tmp_path / "empty").touch()
     assert records.read(tmp_path / "empty") == {}

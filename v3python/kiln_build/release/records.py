@@ -8,6 +8,7 @@ from pathlib import Path
 from kiln_build.origin import timeline_file
 from kiln_build.store import durations
 from kiln_build.store.store import Took
+from kiln_recipe.console.files import read_given
 from kiln_recipe.errors import ArtifactError, EnvironmentProblem, UsageError
 
 _RIGHT = "give a copy of a store's file durations, or the .timeline.json of a build that compiled"
@@ -24,8 +25,7 @@ def read(path: Path, warn: Callable[[str], object] = lambda text: None) -> dict[
         UsageError: it is too large, or says of no variant what it took.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(timeline_file.LARGEST + 1)
+        data = read_given(path, timeline_file.LARGEST + 1)
     except OSError as error:
         raise EnvironmentProblem(f"the durations in {path} cannot be read ({error.strerror}); {_RIGHT}") from error
     if len(data) > timeline_file.LARGEST:
