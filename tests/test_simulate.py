@@ -328,6 +328,7 @@ def test_the_verb_draws(capsys, tmp_path):
         (["--cost", "transfer=nan"], "--cost transfer=nan is invalid"),
         (["--plot", "x.png"], "--plot x.png is not the name of an SVG file"),
         (["--matrix", "aotriton", "sm_90"], "leave targets out"),
+        (["--matrix", "aotriton", "--tuning", "tuning"], "leave --tuning out"),
         (["--matrix", "aotriton", "--select", "dtype=bf16"], "leave --select out"),
         (["no_such_gpu"], "no_such_gpu"),
     ],

@@ -60,7 +60,6 @@ def add_release(parser: argparse.ArgumentParser, verb: str, store: str) -> None:
     parser.add_argument(
         "--tuning",
         type=path("--tuning", "a folder with tuned rules, as tuning/ is"),
-        default=ROOT / "tuning",
         metavar="FOLDER",
         help="with tuned rules; default: tuning/",
     )
@@ -93,11 +92,12 @@ def check(arguments: argparse.Namespace) -> None:
     options.check_environment()
     asked = read_asked(arguments)
     targets.parse(_targets(arguments))
-    if not arguments.tuning.is_dir():
-        raise EnvironmentProblem(f"--tuning {arguments.tuning} is not a folder; give one with rules, as tuning/ is")
-    if not any(arguments.tuning.glob("*/*.yaml")):
+    tuning = _tuning(arguments)
+    if not tuning.is_dir():
+        raise EnvironmentProblem(f"--tuning {tuning} is not a folder; give one with rules, as tuning/ is")
+    if not any(tuning.glob("*/*.yaml")):
         raise EnvironmentProblem(
-            f"--tuning {arguments.tuning} has no rules, FAMILY/TARGET.yaml; give a folder with some, as tuning/ is"
+            f"--tuning {tuning} has no rules, FAMILY/TARGET.yaml; give a folder with some, as tuning/ is"
         )
     for word in asked.recipes:
         words.check_recipe(word, Path.cwd())
@@ -147,13 +147,17 @@ def make(arguments: argparse.Namespace, asked: BuildVariables) -> Plan:
         targets.parse(_targets(arguments)),
         arguments.profile or asked.profile,
         asked.selection if arguments.select is None else arguments.select,
-        arguments.tuning,
+        _tuning(arguments),
         arguments.configurations or asked.configurations,
     )
 
 
 def _targets(arguments: argparse.Namespace) -> str:
     return " ".join(arguments.targets or ["all"])
+
+
+def _tuning(arguments: argparse.Namespace) -> Path:
+    return arguments.tuning or ROOT / "tuning"
 
 
 def open_there(named: str | None, usual: str | None) -> Store | None:

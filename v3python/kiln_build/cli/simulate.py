@@ -82,7 +82,7 @@ def check(arguments: argparse.Namespace) -> None:
         given = {
             "targets": arguments.targets, "--profile": arguments.profile, "--configurations": arguments.configurations,
             "--select": arguments.select, "--recipe": arguments.recipe, "--family": arguments.family,
-            "--durations": arguments.durations, "--store": arguments.store,
+            "--tuning": arguments.tuning, "--durations": arguments.durations, "--store": arguments.store,
         }  # fmt: skip
         for name, value in given.items():
             if value:
