@@ -17,7 +17,7 @@ from kiln_build.native import native
 from kiln_build.options import naming
 from kiln_build.options.options import make_options, read_build_variables
 from kiln_build.origin.timeline import Timeline
-from kiln_build.release import build, families, harvest, release, replacement
+from kiln_build.release import assemble, build, families, harvest, release, replacement
 from kiln_build.store.stores import open_store
 from kiln_build.trust import statement
 from kiln_recipe import targets
@@ -198,6 +198,24 @@ def test_shards_are_the_whole_plan_and_no_image_twice(tmp_path, monkeypatch):
     whole, *shards = runs
     assert all(shards) and set.union(*shards) == whole and sum(map(len, shards)) == len(whole)
     assert not (tmp_path / "out" / "log").exists()
+
+
+def filled(variants, toolchains, store, _options, _progress, timeline) -> assemble.Harvest:
+    """A stand-in of harvest.gather that compiles nothing, and has an image of each all the same."""
+    made, keys = {}, {}
+    for one in variants:
+        key = keys[one.name] = Job.of(one.spec, toolchains[one.target].identity).key
+        made[one.name] = store.get(key) or store.put(key, Image(key.encode(), INFO), key, 1.0)
+        store.share(key)
+        timeline.costs.add(f"flash.{one.kernel}", one.target, {"front end": 0.5}, False)
+    return assemble.Harvest(made, {}, keys)
+
+
+def test_a_shard_says_what_it_took_of_processors(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "gather", filled)
+    assert build.build(of_amd(tmp_path, KILN_SHARD="1/3", KILN_COSTS="1")) is None
+    said = capsys.readouterr().err
+    assert "seconds of processors an image" in said and "front end" in said and "compile " in said
 
 
 def test_records_divide_the_plan_and_those_of_the_store_itself_do_not(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,7 +127,9 @@ def _build(options: Options, chosen: Families, tarball: Path, progress: Progress
     provenance.write(provenance.Run(options, the_lock, names, added, stage, began_at, time.time()), made)
     timeline.write(options.version, made)
     if options.build.costs:
-        summary.costs(timeline.costs.write(options.version, made), progress)
+        path = timeline.costs.write(options.version, made)
+        summary.costs(json.loads(path.read_text()), progress)
+        progress.message(f"the same as JSON: {path}")
     summary.end(options, the_plan, state.indexes, made, time.monotonic() - timeline.began, progress)
     return made
 
@@ -273,9 +276,12 @@ def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
     mine = [variant for variant in the_plan.variants if division[keys[variant.name]] == shard.index]
     summary.begin_shard(options, the_plan, shard, len(mine), progress)
     timeline = Timeline()
+    timeline.step("compile")
     toolchains = with_heap(toolchains, options, compiler_of(options))
     with opened_store(options, progress) as store, store.in_use():
         harvest = gather(mine, toolchains, store, options, progress, timeline)
+    if options.build.costs:
+        summary.costs(timeline.costs.document(options.version, ""), progress)
     summary.end_shard(shard, len(harvest.images), store.location, time.monotonic() - timeline.began, progress)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,11 +115,14 @@ def refuse_missing(
     raise MissingImages("\n".join([f"the store {store} lacks {len(missing)} of {images} images; {what}:", *lines]))
 
 
-def costs(path: Path, progress: Progress) -> None:
-    """Says what the build took of processors, which is in this file."""
-    for line in lines(json.loads(path.read_text())):
+def costs(document: Mapping[str, Any], progress: Progress) -> None:
+    """Says what a build took of processors.
+
+    Args:
+        document: as `Costs.document` has it.
+    """
+    for line in lines(document):
         progress.message(line)
-    progress.message(f"the same as JSON: {path}")
 
 
 def _next(families: Sequence[str], has_attention: bool, tarball: Path) -> list[str]:
