@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cache_server import CacheServer, Faults
 from kiln_build.artifacts import manifest
+from kiln_build.cache import layered
 from kiln_build.farm import farm
 from kiln_build.farm.course import Attempt
 from kiln_build.farm.job import COMPILED, Job
@@ -216,6 +218,28 @@ def test_a_shard_says_what_it_took_of_processors(tmp_path, monkeypatch, capsys):
     assert build.build(of_amd(tmp_path, KILN_SHARD="1/3", KILN_COSTS="1")) is None
     said = capsys.readouterr().err
     assert "seconds of processors an image" in said and "front end" in said and "compile " in said
+
+
+@pytest.mark.parametrize("variables", [{}, {"KILN_STORE": "there"}, {"KILN_CACHE_MODE": "read-only"}])
+def test_a_shard_that_a_cache_alone_can_keep_is_there_or_fails(tmp_path, monkeypatch, capsys, variables):
+    monkeypatch.setattr(build, "gather", filled)
+    monkeypatch.setattr(layered, "_FLUSH", 0.0)  # what goes in the background comes too late
+    with CacheServer() as server:
+        asked = of_amd(tmp_path, KILN_SHARD="1/3", KILN_CACHE=server.url, **variables)
+        must_go = not variables
+        for status, there in ((500, False), (0, True)):
+            server.faults = Faults(status=status) if status else Faults()
+            if must_go and not there:
+                with pytest.raises(
+                    EnvironmentProblem, match=r"lacks (\d+) of the \1 images of this shard \(.*\), which"
+                ):
+                    build.build(asked)
+                assert "shard 1/3 is whole" not in capsys.readouterr().err
+            else:
+                assert build.build(asked) is None
+                assert "shard 1/3 is whole" in capsys.readouterr().err
+        images = len(list(open_store(asked.store).keys()))
+        assert images > 1 and (len(server.of("ac")) == images or not must_go)
 
 
 def test_records_divide_the_plan_and_those_of_the_store_itself_do_not(tmp_path, monkeypatch):

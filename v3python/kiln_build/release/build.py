@@ -30,6 +30,7 @@ from kiln_build.release.harvest import (
     divided,
     gather,
     gather_whole,
+    hand_over,
     opened_store,
     refuse_missing,
     with_heap,
@@ -268,7 +269,7 @@ def make_plan(options: Options, chosen: Families) -> Plan:
 
 
 def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
-    """Compiles one part of the plan into the store."""
+    """Compiles one part of the plan into the store, and brings it to where the other parts are."""
     the_plan = make_plan(options, families.choose(options.source, options.build))
     the_lock = lock.read_lock(options.input / lock.LOCK_NAME)
     toolchains = _find_toolchains(options, the_lock, progress)
@@ -280,6 +281,7 @@ def _build_shard(options: Options, shard: Shard, progress: Progress) -> None:
     toolchains = with_heap(toolchains, options, compiler_of(options))
     with opened_store(options, progress) as store, store.in_use():
         harvest = gather(mine, toolchains, store, options, progress, timeline)
+    hand_over(harvest, options, progress)
     if options.build.costs:
         summary.costs(timeline.costs.document(options.version, ""), progress)
     summary.end_shard(shard, len(harvest.images), store.location, time.monotonic() - timeline.began, progress)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln_build.base import machine
+from kiln_build.cache import traffic
 from kiln_build.cache.access import read_access
 from kiln_build.cache.layered import open_layered
 from kiln_build.farm import division, farm
@@ -28,7 +29,7 @@ from kiln_recipe.compile.toolchain import Toolchain
 from kiln_recipe.console.progress import Progress
 from kiln_recipe.console.spelling import say, spell_seconds
 from kiln_recipe.console.tables import plural
-from kiln_recipe.errors import ArtifactError
+from kiln_recipe.errors import ArtifactError, EnvironmentProblem
 from kiln_recipe.plan.model import Plan, Variant
 
 _ATTEMPTS = 3  # to have every image whole: a disk that damages what it is given ends the build
@@ -138,6 +139,29 @@ def gather(
     for reason, count in Counter(harvest.missing.values()).items():
         progress.message(f"{count} images are left out, as the recipe says: {reason}")
     return harvest
+
+
+def hand_over(harvest: assemble.Harvest, options: Options, progress: Progress) -> None:
+    """Sees that the cache has the images of a shard whose store is its workspace's: nothing else brings them to the
+    other shards'. As long as the cache answers, what it lacks is sent.
+
+    Raises:
+        EnvironmentProblem: it still lacks some.
+    """
+    address = options.build.cache
+    if options.build.store or not address or (access := read_access(options.build)).is_read_only:
+        return
+    keys = sorted({harvest.keys[name] for name in harvest.images})
+    store = open_store(options.store, lambda text: progress.message(f"warning: {text}"))
+    with store.in_use():
+        pushed = traffic.push(store, address, access, keys, progress)
+    progress.message(pushed.spell())
+    if pushed.not_sent:
+        raise EnvironmentProblem(
+            f"the cache {address} lacks {pushed.not_sent} of the {plural(len(keys), 'image')} of this shard"
+            f"{f' ({pushed.problem})' if pushed.problem else ''}, which are in the store {store.location} alone; once "
+            "the cache takes them, run the shard again, or `kiln store push`"
+        )
 
 
 def divided(
