@@ -287,13 +287,13 @@ def test_a_kill_leaves_a_whole_store(tmp_path, warned):
     assert found.entries > 0 and not found.removed_objects and not found.removed_entries and not warned
 
 
+def no_locks(descriptor: int, how: int) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
 def test_a_file_system_without_locks(store, monkeypatch):
     """A build's file tells gc of it all the same, and goes with the build."""
-
-    def flock(descriptor: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("kiln_build.base.folder.fcntl.flock", flock)
+    monkeypatch.setattr("kiln_build.base.folder.fcntl.flock", no_locks)
     fill(store, [1])
     time.sleep(0.02)  # file systems count time in steps of some milliseconds
     with store.in_use(), store.claim(digest("ir 2")):
@@ -306,6 +306,31 @@ def test_a_file_system_without_locks(store, monkeypatch):
     store_upkeep.collect(store.files, 0)
     assert store.get(digest(2)) is None
     assert not [path for kind in ("locks", "builds") for path in (store.root / kind).iterdir()]
+
+
+def test_a_killed_build_holds_nothing_on_a_file_system_without_locks(store, monkeypatch):
+    monkeypatch.setattr("kiln_build.base.folder.fcntl.flock", no_locks)
+    code = """
+from kiln_build.base import folder
+folder.fcntl.flock = no_locks
+store = LocalStore(Path(sys.argv[1]))
+with store.in_use(), store.claim(digest("ir")): print("held", flush=True); time.sleep(60)
+"""
+    process = run_python(code, store.root)
+    assert process.stdout.readline() == "held\n"
+    assert store_upkeep.info(store.files).running_builds == 1
+    process.kill()
+    process.communicate()
+    assert os.listdir(store.root / "builds") and store_upkeep.info(store.files).running_builds == 0
+    elsewhere = store.root / "builds" / f"elsewhere-{process.pid}-01234567"
+    claim = store.root / "locks" / digest("ir")
+    for days, running in ((6, 1), (8, 0)):
+        for path in (elsewhere, claim):
+            path.touch()
+            os.utime(path, (time.time() - days * 86400,) * 2)
+        assert store_upkeep.info(store.files).running_builds == running
+        store_upkeep.collect(store.files, 0)
+        assert elsewhere.exists() == claim.exists() == bool(running)
 
 
 def test_a_claim_excludes_others_and_dies_with_its_process(store):

@@ -1,8 +1,8 @@
 """A folder that many processes, users and machines write at once: its files, and locks.
 
 Nothing is synced to disk, and nothing has to be locked to read or to write a file. All locks are flock(2): the kernel
-drops them with their process, and network file systems carry them. If the folder is a group's (its setgid bit is set),
-everything in it may be written by the group.
+drops them with their process, and network file systems that are mounted so carry them. If the folder is a group's (its
+setgid bit is set), everything in it may be written by the group.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import fcntl
 import math
 import os
+import socket
 import stat
 import tempfile
 import time
@@ -27,6 +28,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 # What the file is to blame for, and not the process, which may lack memory or descriptors.
 _UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.ENODEV)
+
+_ABANDONED = 7 * 86400.0  # seconds; no build takes as long
 
 
 class Unreadable(Exception):
@@ -179,7 +182,7 @@ class SharedFolder:
 
     def is_locked(self, path: Path) -> bool:
         """Whether a process holds the lock file, or may hold it where there are no locks; one that is not held is
-        removed."""
+        removed. Without locks its name and its age tell: `_is_left`."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -187,13 +190,15 @@ class SharedFolder:
         except OSError:
             return True  # another user's, in a folder that is not a group's: we cannot know
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS or not _is_left(path.name, os.fstat(descriptor)):
+                    return True
             if is_same_file(descriptor, path):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             return False
-        except OSError:
-            return True
         finally:
             os.close(descriptor)
 
@@ -364,6 +369,21 @@ def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
         return status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode), status.st_size, status.st_mtime_ns
 
     return told(one) == told(other)
+
+
+def _is_left(name: str, status: os.stat_result) -> bool:
+    """Whether a lock file that cannot be locked was left by a process that is gone: one of this host, by its name
+    "host-pid-...", or one from days ago."""
+    host, _, rest = name.rpartition("-")[0].rpartition("-")
+    if host == socket.gethostname() and rest.isdecimal():
+        try:
+            os.kill(int(rest), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except PermissionError:
+            pass  # another user's, which is there
+        return False
+    return time.time() - status.st_mtime > _ABANDONED
 
 
 def _status(path: Path) -> os.stat_result | None:
