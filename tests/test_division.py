@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -62,6 +63,25 @@ def test_what_is_no_shard(text):
 def test_shards():
     assert read_shard("KILN_SHARD", " 3/100 ") == Shard(3, 100) and read_shard("KILN_SHARD", "") is None
     assert str(Shard(3, 100)) == "3/100" and read_shard("n", f"1/{MOST_SHARDS}") is not None
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "1"}, "--shard 7/8"),  # of eight, run again alone
+        ({}, "--from-store --shards 8"),
+    ],
+)
+def test_the_jobs_of_an_array_divide_by_the_number_that_they_are_given(tmp_path, task, said):
+    (tmp_path / "kiln").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "kiln").chmod(0o755)
+    script = Path(__file__).resolve().parents[1] / "examples" / "slurm" / "shards.sbatch"
+    words = ["bash", script, "all", "0.1.0b"]
+    environment = {"PATH": os.environ["PATH"], **task}
+    done = subprocess.run([*words, "8"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(f" output 0.1.0b all {said}\n")
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode and "how many shards there are" in done.stderr and not done.stdout
 
 
 def test_durations_are_read_from_a_copy_of_a_stores(tmp_path):
