@@ -4,6 +4,7 @@ Whether builds pass is their own verdict, on a machine with many processors."""
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from kiln_recipe.console.progress import make_progress
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "farm"
 GOOD = {"sha256": "a", "compiled": 0, "seconds": 10.0}
@@ -92,6 +95,44 @@ def test_the_kernel_that_is_edited_has_the_line(program):
 def test_what_is_wrong_with_a_build_before_a_cache(program, case, made, word):
     found = program("caches").verdicts({"alone": GOOD, case: made}, "a")
     assert found["alone"] == [] and (word in found[case][0] if word else found[case] == [])
+
+
+WAY = {"sha256": "a", "compiled": 9, "different": 9, "allowed": 0}
+FAULTS = [{"fault": "a worker is killed", "missed": False}, {"fault": "the build is killed", "missed": False}]
+
+
+@pytest.mark.parametrize(
+    ("made", "word"),
+    [
+        (WAY, ""),
+        (WAY | {"faults": FAULTS}, ""),
+        (WAY | {"faults": [FAULTS[0], FAULTS[1] | {"missed": True}]}, "the build had ended: the build is killed"),
+        (WAY | {"sha256": "b"}, "other bytes"),
+        ({"compiled": 9, "different": 9, "allowed": 0}, "other bytes"),
+        (WAY | {"compiled": 10}, "1 images compiled twice, 0 may be"),
+        (WAY | {"compiled": 11, "allowed": 2}, ""),
+        (WAY | {"images": {"all": 12, "different": 9}, "allowed": 2}, "3 images compiled twice, 2 may be"),
+        (WAY | {"compiled": 0}, "nothing was counted"),
+        ({"problem": "no scheduler"}, "no scheduler"),
+    ],
+)
+def test_what_is_wrong_with_a_way_to_build(program, made, word):
+    found = program("cluster").verdicts({"local": WAY, "other": made}, "a")
+    assert found["local"] == [] and (word in "".join(found["other"]) if word else found["other"] == [])
+
+
+def test_without_a_digest_to_compare_with_nothing_is_good(program):
+    assert program("cluster").verdicts({"plain": WAY}, None)["plain"]
+
+
+def test_compiles_are_counted_by_what_a_farm_says_until_it_is_killed(program, tmp_path):
+    path = tmp_path / "one.jsonl"
+    with make_progress(io.StringIO(), path) as progress:
+        for name, outcome in (("a", "compiled"), ("b", "reused"), ("c", "compiled"), ("d", "shared")):
+            progress.done(name, 1.0, outcome)
+    with path.open("a") as file:
+        file.write('{"time":1.0,"event":"done","na')
+    assert program("releases").Build("one", tmp_path, None, tmp_path / "one.log").compiled == 2
 
 
 def test_old_commits_get_what_they_can_compile(program):

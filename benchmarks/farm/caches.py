@@ -70,8 +70,7 @@ class Caches:
     def build(self, name: str, cores: Sequence[int], url: str = "") -> dict:
         build = self.bench.build(name, cores, len(cores), ["--cache", url] if url else [])
         made = build.wait()
-        told = re.search(r"(\d+) images compiled", " ".join(made["farm"]))
-        made["compiled"] = int(told[1]) if told else -1
+        made["compiled"] = build.compiled
         made["said"] = [line for line in lines(build.log) if "cache" in line][:20]
         return made
 

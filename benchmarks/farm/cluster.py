@@ -8,12 +8,15 @@
   again, and the build is killed by -9 and run again, each in its turn as images come;
 - by eight shards into one store, and --from-store.
 
-Each has an empty store. How many images were compiled twice is counted from the stores of the workers; allowed is what
-was under way when something was killed. Fails (exit code 1) if a digest differs or too many were compiled twice.
+Each has an empty store. How many images were compiled twice is counted from what the farms say, killed builds' too, and
+from the stores of the workers, which have what came to nothing as well; allowed is what was under way when something
+was killed. Fails (exit code 1) if a digest differs, if too many were compiled twice, or if a fault came too late: the
+build had ended.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from releases import Bench, Cluster, images, lines, parser_of, running, say
+from releases import Bench, Cluster, images, irs, lines, parser_of, running, say
 
 WORKERS, SHARDS = ("ann", "bob", "cyd", "dan"), 8
 # When each fault comes, as a share of the images that the build has by then.
@@ -32,13 +35,15 @@ HELD_SECONDS = 30.0
 
 
 def local(bench: Bench, cores: Sequence[int]) -> dict:
-    return bench.build("local", cores, len(cores)).wait()
+    build = bench.build("local", cores, len(cores))
+    return build.wait() | {"compiled": build.compiled, "different": len(irs(build.store)), "allowed": 0}
 
 
 def plain(bench: Bench, cores: Sequence[int]) -> dict:
     threads = max(1, len(cores) // len(WORKERS))
     with running(Cluster(bench, "plain", cores), dict.fromkeys(WORKERS, threads)) as cluster:
-        made = bench.build("plain", cores, threads * len(WORKERS), ["--scheduler", cluster.address]).wait()
+        build = bench.build("plain", cores, threads * len(WORKERS), ["--scheduler", cluster.address])
+        made = build.wait() | {"compiled": build.compiled, "different": len(images(build.store))}
         return made | {"images": cluster.compiled(), "allowed": 0}
 
 
@@ -88,11 +93,14 @@ def faulty(bench: Bench, cores: Sequence[int], count: int) -> dict:
         made = build.wait()
         made["log of the first"] = [line for line in lines(first.log) if "worker" in line or "scheduler" in line][-20:]
         made["all seconds"] = round(time.monotonic() - began, 1)
+        made |= {"compiled": first.compiled + build.compiled, "different": len(images(build.store))}
         return made | {"faults": faults, "images": cluster.compiled(), "allowed": threads + 2 * (jobs - threads)}
 
 
 def sharded(bench: Bench, cores: Sequence[int]) -> dict:
-    store = str(bench.scratch / "shards-store")
+    folder = bench.scratch / "shards-store"
+    shutil.rmtree(folder, ignore_errors=True)
+    store = str(folder)
     jobs = -(-len(cores) // SHARDS)
     began = time.monotonic()
     builds = [
@@ -102,7 +110,33 @@ def sharded(bench: Bench, cores: Sequence[int]) -> dict:
     made = [build.wait() for build in builds]
     compiled = time.monotonic() - began
     release = bench.build("from-store", cores, len(cores), ["--from-store", "--shards", str(SHARDS)], KILN_STORE=store)
-    return release.wait() | {"shards": made, "seconds of shards": round(compiled, 1)}
+    whole = release.wait() | {"shards": made, "seconds of shards": round(compiled, 1)}
+    told = sum(build.compiled for build in (*builds, release))
+    return whole | {"compiled": told, "different": len(irs(folder)), "allowed": 0}
+
+
+def twice(one: dict) -> int:
+    """How many images were compiled although there were such: by what the farms said, or by the workers' stores."""
+    stores = one.get("images", {"all": 0, "different": 0})
+    return max(one["compiled"] - one["different"], stores["all"] - stores["different"])
+
+
+def verdicts(made: dict[str, dict], expected: str | None) -> dict[str, list[str]]:
+    """What is wrong with each way."""
+    wrong: dict[str, list[str]] = {name: [] for name in made}
+    for name, one in made.items():
+        if "problem" in one:
+            wrong[name].append(one["problem"])
+            continue
+        if expected is None or one.get("sha256") != expected:
+            wrong[name].append("other bytes" if expected else "there are no bytes to compare with")
+        if twice(one) > one["allowed"]:
+            wrong[name].append(f"{twice(one)} images compiled twice, {one['allowed']} may be")
+        if not one["compiled"]:
+            wrong[name].append("no farm has said what it compiled, so nothing was counted")
+        wrong[name] += [f"not tried, the build had ended: {fault['fault']}" for fault in one.get("faults", ())
+                        if fault["missed"]]  # fmt: skip
+    return wrong
 
 
 def main() -> int:
@@ -139,13 +173,13 @@ def main() -> int:
     for thread in threads:
         thread.join()
     expected = arguments.expect or made.get("local", {}).get("sha256")
-    is_good = expected is not None
-    for way, one in made.items():
-        equal = one.get("sha256") == expected
-        twice = one["images"]["all"] - one["images"]["different"] if "images" in one else 0
-        is_good = is_good and equal and twice <= one.get("allowed", 0)
-        say(f"{way}: {'equal bytes' if equal else 'OTHER BYTES'}, {twice} images compiled twice, "
-            f"{one.get('allowed', 0)} may be; {one.get('sha256')}")  # fmt: skip
+    wrong = verdicts(made, expected)
+    for way, problems in wrong.items():
+        one = made[way]
+        counted = "" if "problem" in one else f"{twice(one)} images compiled twice, {one['allowed']} may be; "
+        say(f"{way}: {counted}{one.get('sha256')}; " + ("; ".join(problems) or "good"))
+    bench.keep("wrong", wrong)
+    is_good = not any(wrong.values())
     bench.keep("verdict", "equal" if is_good else "not shown")
     return 0 if is_good else 1
 

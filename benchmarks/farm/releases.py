@@ -100,6 +100,12 @@ class Build:
     def store(self) -> Path:
         return self.workspace / "store"
 
+    @property
+    def compiled(self) -> int:
+        """How many images its farm has said to be compiled by now; a build that was killed has said so too."""
+        told = lines(self.log.with_suffix(".jsonl"))
+        return sum('"event":"done"' in line and '"outcome":"compiled"' in line for line in told)
+
     def wait(self, timeout: float | None = None) -> dict:
         """What it came to, and that is said."""
         code = self.process.wait(timeout)
@@ -169,11 +175,14 @@ class Bench:
             left_out = shutil.ignore_patterns("venv", "store", "pycache", "tmp", "logs", "packs")
             shutil.copytree(self.linked, place / "workspace", symlinks=True, ignore=left_out)
         log = self.out / f"{name}.log"
-        log.unlink(missing_ok=True)
+        told = log.with_suffix(".jsonl")
+        for path in (log, told):
+            path.unlink(missing_ok=True)
         folders = [ROOT / "input", place / "workspace", place / "output"]
         words = [self.python, "-m", "kiln_build", "build", *folders, VERSION, self.targets, *options]
+        environment = self.environment(KILN_JOBS=str(jobs), KILN_LOG_JSON=str(told), **more)
         say(f"{name}: begins, {jobs} jobs on {len(cores)} processors")
-        return Build(name, place, start(words, cores, log, self.environment(KILN_JOBS=str(jobs), **more)), log)
+        return Build(name, place, start(words, cores, log, environment), log)
 
     def command(self, name: str, *words: object, **more: str) -> subprocess.CompletedProcess:
         """Runs another of Kiln's commands to its end."""
@@ -289,7 +298,16 @@ def running(cluster: Cluster, workers: Mapping[str, int], nanny: bool = True) ->
 
 def images(store: Path) -> list[str]:
     """The keys of a store's images."""
-    return [path.name for path in store.glob("index/*/*") if "." not in path.name]
+    return _names(store, "index")
+
+
+def irs(store: Path) -> list[str]:
+    """The digests of what a store's images were compiled from."""
+    return _names(store, "ir")
+
+
+def _names(store: Path, kind: str) -> list[str]:
+    return [path.name for path in store.glob(f"{kind}/*/*") if "." not in path.name]
 
 
 def _signal(number: int, pids: Sequence[int]) -> None:
