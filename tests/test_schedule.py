@@ -365,11 +365,11 @@ def test_a_spread_where_paces_differ():
     assert mixed[3][1] is None, "of four jobs none can be told"
 
 
-def test_twenty_thousand_jobs_are_scheduled_in_a_moment():
-    names = [f"k[{n % 40}][{n // 40}]@{target}" for n in range(5000) for target in "abcd"]
+def test_what_jobs_cost_does_not_grow_with_their_number():
+    names = [f"k[{n % 40}][{n // 40}]@{target}" for n in range(12_500) for target in "abcd"]
     began = time.process_time()
     order = drain(scheduler(*names))
-    assert len(order) == 20_000 and time.process_time() - began < 5
+    assert len(order) == 50_000 and time.process_time() - began < 60, "a step for each pair would take minutes"
 
 
 @settings(max_examples=200, deadline=None)

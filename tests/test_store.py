@@ -279,7 +279,10 @@ def test_a_kill_leaves_a_whole_store(tmp_path, warned):
     for round_ in range(3):
         process = run_python(code, tmp_path / "store")
         process.stdout.readline()
-        time.sleep(0.05 + 0.07 * round_)
+        limit = time.monotonic() + 60
+        while sum(1 for _ in (tmp_path / "store" / "index").glob("*/*")) < 1 + 60 * round_:
+            assert time.monotonic() < limit, "nothing is put"
+            time.sleep(0.001)
         process.kill()
         process.communicate()
     store = LocalStore(tmp_path / "store", warned.append)
@@ -350,7 +353,7 @@ def test_a_claim_excludes_others_and_dies_with_its_process(store):
     with store.claim(digest("another ir")):
         assert not entered.wait(0.2)
     holder.kill()
-    assert entered.wait(5)
+    assert entered.wait(60)
     waiter.join()
     holder.communicate()
     assert os.listdir(store.root / "locks") == []

@@ -122,7 +122,7 @@ def test_what_cannot_be_reached_fails_within_seconds(kind):
             began = time.monotonic()
             with pytest.raises(Failed):
                 call()
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 60
 
 
 def test_s3_takes_no_token():
