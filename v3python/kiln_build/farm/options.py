@@ -16,9 +16,13 @@ JOB_MEMORY = 1 << 30
 _HEADROOM = 0.9  # of the memory that is free when we begin: others live here too
 
 
-def free_memory() -> int:
-    """Bytes that all jobs on this machine may take together."""
-    return int(_HEADROOM * machine.usable_memory())
+def free_memory(limit: int | None = None) -> int:
+    """Bytes that all jobs on this machine may take together.
+
+    Args:
+        limit: what the machine's owner gives us of it.
+    """
+    return int(_HEADROOM * min(machine.usable_memory(), limit or 1 << 60))
 
 
 def workers_for(missing: int, asked: int, memory: int, job_memory: int = JOB_MEMORY) -> int:
