@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kiln_build.farm import division
 from kiln_build.options.variables import MOST_SHARDS, Shard, read_shard
-from kiln_build.release import records
+from kiln_build.origin import records
 from kiln_build.store.local import LocalStore
 from kiln_build.store.store import Took
 from kiln_recipe.errors import EnvironmentProblem, UsageError

@@ -92,7 +92,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def check_files(arguments: argparse.Namespace) -> None:
-    from kiln_build.release import families, records
+    from kiln_build.origin import records
+    from kiln_build.release import families
 
     if arguments.matrix:
         _matrix(arguments.matrix)
@@ -177,7 +178,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Subject, list[Work], dict[s
     from kiln_build.farm.durations import Basis, Durations
     from kiln_build.foresight import show
     from kiln_build.foresight.simulate import Work
-    from kiln_build.release import records
+    from kiln_build.origin import records
 
     asked = plan.read_asked(arguments)
     the_plan = plan.make(arguments, asked)

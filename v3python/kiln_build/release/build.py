@@ -21,9 +21,9 @@ from kiln_build.native import adapters, library, native
 from kiln_build.options import naming
 from kiln_build.options.options import Options
 from kiln_build.options.variables import Shard
-from kiln_build.origin import bill, notices, provenance
+from kiln_build.origin import bill, notices, provenance, records
 from kiln_build.origin.timeline import Timeline
-from kiln_build.release import assemble, families, package, records, release, replacement, summary
+from kiln_build.release import assemble, families, package, release, replacement, summary
 from kiln_build.release.families import Families
 from kiln_build.release.harvest import (
     compiler_of,

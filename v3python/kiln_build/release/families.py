@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kiln_build.options.variables import NAMED, BuildVariables
-from kiln_build.release import records
+from kiln_build.origin import records
 from kiln_recipe.errors import UsageError
 from kiln_recipe.model import Recipe
 from kiln_recipe.read import recipe

@@ -21,8 +21,9 @@ from kiln_build.farm.job import COMPILED, SHARED, Job
 from kiln_build.farm.options import FarmOptions
 from kiln_build.native import library, native
 from kiln_build.options.options import Options
+from kiln_build.origin import records
 from kiln_build.origin.timeline import Timeline
-from kiln_build.release import assemble, records, summary
+from kiln_build.release import assemble, summary
 from kiln_build.store.store import Store, StoredImage
 from kiln_build.store.stores import open_store
 from kiln_recipe.compile.toolchain import Toolchain
