@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import os
 import shutil
 from dataclasses import dataclass, fields, replace
@@ -144,6 +145,15 @@ def sent(one: Job, image, **changed) -> bytes:
     fields = {"key": one.key, "image": stored, "how": "compiled", "seconds": 1.5, "cpu": 1.25, "stages": {},
               "warnings": (), "code": image.code, "ptx": None}  # fmt: skip
     return msgspec.msgpack.encode(fields | changed)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
+@pytest.mark.parametrize("name", ["seconds", "cpu", "stages"])
+def test_times_that_cannot_be_are_not_believed(family, name, wrong):
+    one = Job.of(variants(family)[0].spec, "t" * 64)
+    value = {"ttir": wrong} if name == "stages" else wrong
+    with pytest.raises(ArtifactError, match="cannot be"):
+        job.receive(one, lambda *_: (), sent(one, expected_image("v"), **{name: value}))
 
 
 def test_a_result_that_travels_is_checked(family):

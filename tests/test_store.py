@@ -451,7 +451,7 @@ def test_looking_changes_nothing(store):
 
 
 @pytest.mark.parametrize("name", ["index", "index/one", "ir", "objects"])
-def test_a_folder_that_is_shut_is_told_in_a_sentence(store, name):
+def test_a_folder_that_is_shut_is_told_in_a_sentence(name):
     """As of a user whose umask is 077: what is in there is not said to be missing, and no variant is said to fail."""
     code = """
 import os, pwd
@@ -467,15 +467,15 @@ for ask in (
     except EnvironmentProblem as problem:
         print(problem)
 """
-    store.put(digest(1), Image(b"code", INFO, None), digest("ir"), 1.0)
-    place = store.root / name.replace("one", digest(1)[:2])
-    for folder in (store.root, *store.root.parents[:-1]):
-        if folder.stat().st_uid == os.getuid() and str(folder).startswith(tempfile.gettempdir() + "/"):
-            folder.chmod(0o777)
-    place.chmod(0)
-    done = run_python(code, store.root, stderr=subprocess.PIPE)
-    out, errors = done.communicate(timeout=120)
-    place.chmod(0o777)
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's, which another run shuts
+        os.chmod(folder, 0o755)
+        store = LocalStore(Path(folder, "a store"))
+        store.put(digest(1), Image(b"code", INFO, None), digest("ir"), 1.0)
+        place = store.root / name.replace("one", digest(1)[:2])
+        place.chmod(0)
+        done = run_python(code, store.root, stderr=subprocess.PIPE)
+        out, errors = done.communicate(timeout=120)
+        place.chmod(0o755)
     assert not done.returncode, errors
     told = out.splitlines()
     assert sum(f"cannot read {place}" in one for one in told) >= 2

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import subprocess
 import sys
 import time
@@ -23,11 +22,12 @@ import msgspec
 
 from kiln_build.farm.worker import waiting
 from kiln_build.store.files import print_warning
-from kiln_build.store.store import Store, StoredImage
+from kiln_build.store.store import Store, StoredImage, is_time
 from kiln_build.store.stores import open_store
 from kiln_build.store.upkeep import Contradictions
 from kiln_recipe import targets
 from kiln_recipe.compile.stages import cpu_seconds
+from kiln_recipe.digests import is_digest
 from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem
 from kiln_recipe.images.image import Image
 from kiln_recipe.plan.model import CompileSpec
@@ -250,7 +250,8 @@ def receive(job: Job, contradictions: Contradictions, data: bytes) -> JobResult:
     digests = (hashlib.sha256(sent.code).hexdigest(), sent.ptx and hashlib.sha256(sent.ptx).hexdigest())
     if digests != (stated.digest, stated.ptx):
         raise ArtifactError(f"the image of {job.key[:12]} does not have the digest that was stated of it")
-    if not re.fullmatch("[0-9a-f]{64}", stated.ir) or sent.how not in (COMPILED, SHARED, REUSED):
+    times = (sent.seconds, sent.cpu, stated.seconds, *sent.stages.values())
+    if not is_digest(stated.ir) or sent.how not in (COMPILED, SHARED, REUSED) or not all(map(is_time, times)):
         raise ArtifactError(f"what is stated of the image of {job.key[:12]} cannot be")
     if wrong := contradictions(stated.info, sent.code):
         raise ArtifactError(f"the image of {job.key[:12]} is not what is stated of it: it {'; it '.join(wrong)}")

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin, get_worker
 
-from kiln_build.base import ROOT, machine
+from kiln_build.base import ROOT
 from kiln_build.farm.cluster import child, wire
 from kiln_build.farm.cluster.bundle import Bundle
 from kiln_build.farm.cluster.wire import Order, Reply, Session
 from kiln_build.farm.executor import Began, Died, Event, Raised, Returned, Task, Waits
 from kiln_build.farm.local import LocalExecutor
+from kiln_build.farm.options import free_memory
 from kiln_build.options import variables
 from kiln_build.store.stores import open_store
 from kiln_recipe.compile import lock
@@ -43,7 +44,6 @@ NEWS = "kiln-workers"  # the topic on which workers say that they have announced
 BEGUN = "kiln-begun"  # the scheduler's metadata of tasks: by session and number, the worker that began with it
 _IDLE = 30.0  # seconds after which a session's processes end that nobody has ended: its build is gone
 _BUNDLE_PATIENCE = 60.0  # seconds; Dask gives a new worker its tasks and its plugins at the same time
-_HEADROOM = 0.9  # of the memory that is free
 _MOST_LOG = 1 << 18  # bytes of a log that go back
 _GOING_ON = ("executing", "long-running", "memory", "waiting", "ready", "constrained")
 
@@ -159,8 +159,7 @@ class _Workshop:
             self.toolchain = await asyncio.to_thread(find)
         except KilnError as error:
             self.problem = str(error)
-        limit = self.worker.memory_manager.memory_limit
-        memory = int(_HEADROOM * min(machine.usable_memory(), limit or 1 << 60))
+        memory = free_memory(self.worker.memory_manager.memory_limit)
         resources = {SLOTS: float(self.slots), MEMORY: float(memory)}
         if self.toolchain is not None:
             resources[resource_of(self.toolchain.identity)] = float(self.slots)

@@ -25,7 +25,7 @@ from kiln_build.farm.cluster import wire
 from kiln_build.farm.cluster.mailbox import Mailbox
 from kiln_build.farm.cluster.roll import Roll
 from kiln_build.farm.cluster.wire import Order, Reply, Session
-from kiln_build.farm.executor import Began, Died, Event, Id, Raised, Returned, Task, Waits
+from kiln_build.farm.executor import Began, Died, Event, Id, Raised, Returned, Task, Waits, free_number
 from kiln_recipe.errors import ArtifactError, CompileError, EnvironmentProblem, KilnError
 
 _KILL_SECONDS = 10.0  # in which a worker must say that it has killed a task
@@ -299,8 +299,7 @@ class Runs(Generic[Id]):
     def _began(self, run: _Run[Id], worker: str) -> None:
         if not run.slot:
             run.worker = worker
-            taken = {other.slot for other in self._runs.values()}
-            run.slot = next(number for number in range(1, len(taken) + 2) if number not in taken)
+            run.slot = free_number({other.slot for other in self._runs.values()})
             self._mailbox.tell(Began(run.task.id, run.slot))
 
     def _move(self, run: _Run[Id], reason: str) -> None:
