@@ -73,6 +73,28 @@ def test_forecasts_are_tried_side_by_side_on_processors_of_their_own(program):
     assert all(len(one) == 1 for one in each)
 
 
+def test_processors_go_on_until_the_last_build_ends(program, tmp_path):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one processor")
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    told = tmp_path / "told"
+
+    def go_on(count):
+        with told.open("a") as file:
+            file.write(f"{count}\n")
+        time.sleep(0.01)
+
+    def last():
+        while not told.exists() or told.stat().st_size < 20:
+            time.sleep(0.01)
+        return "last"
+
+    assert list(program("predict").side_by_side([(1, partial(int, "7")), (1, last)], cores, go_on)) == [7, "last"]
+    size = told.stat().st_size
+    time.sleep(0.1)
+    assert told.stat().st_size == size, "nothing goes on when all have ended"
+
+
 def test_the_kernel_that_is_edited_has_the_line(program):
     packing = program("packing")
     assert (packing.ROOT / packing.FILE).read_text().count(packing.OLD) == 1 and packing.OLD != packing.NEW
