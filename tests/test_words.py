@@ -48,6 +48,6 @@ def test_a_new_file_stands_where_links_lead(tmp_path):
     for word, said in ((".", "is a folder"), ("no/where", "there is no folder"), ("astray", "there is no folder")):
         with pytest.raises(EnvironmentProblem, match=f"--html {word}:? {said}"):
             files.check_new_file(word, tmp_path, "--html", b"<!doctype", "page")
-    with pytest.raises(EnvironmentProblem, match="cannot write --html /proc/x: .*; give a name in a folder that can"):
+    with pytest.raises(EnvironmentProblem, match="cannot write /proc/x: .*; give a name in a folder that can"):
         files.check_new_file("/proc/x", tmp_path, "--html", b"<!doctype", "page")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["astray", "link", "there"]

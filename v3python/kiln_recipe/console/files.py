@@ -56,7 +56,7 @@ def check_new_file(word: str | Path, cwd: Path, what: str, begins: bytes, kind_o
     try:
         tempfile.TemporaryFile(dir=path.parent).close()  # as it will appear: by rename, from beside it
     except OSError as error:
-        raise unwritable(f"{what} {word}", error) from error
+        raise unwritable(path, error) from error
     return path
 
 
