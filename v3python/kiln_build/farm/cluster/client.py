@@ -183,7 +183,7 @@ class DaskExecutor(Executor[Id]):
             name="kiln",
         )
         try:  # Dask's own limit is of the connection: what listens there may be something else, which says nothing
-            return await asyncio.wait_for(_started(client), _CONNECT_SECONDS)
+            return await asyncio.wait_for(client, _CONNECT_SECONDS)
         except BaseException:
             self._runs.follow_up(quietly(client.close(timeout=1)))
             raise
@@ -294,10 +294,6 @@ class DaskExecutor(Executor[Id]):
                 )  # fmt: skip
         self._runs.stop_following()
         await quietly(asyncio.wait_for(client.close(timeout=2), _CLOSE_SECONDS))
-
-
-async def _started(client: Any) -> Any:
-    return await client
 
 
 async def _unless(closing: asyncio.Future, what: Coroutine[Any, Any, Any]) -> Any:
